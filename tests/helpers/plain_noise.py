@@ -1,6 +1,6 @@
 """The engine's noise, written again in numpy from the published algorithms: nothing here is shared with it.
 
-Threefry-2x32 with 20 rounds: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 4.
+Threefry-2x32 with 20 rounds: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 The finaliser of splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
 """
 

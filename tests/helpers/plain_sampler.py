@@ -1,4 +1,4 @@
-"""One token from one row of logits, by the letter of the sampling specification, in numpy and by plain sorting."""
+"""One token from one row of logits, by the letter of the sampling specification, in numpy, by sorting."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class PlainSampling:
 class PlainDraw:
     """A drawn token, its numbers, and how far rounding would have to move a logit to draw another.
 
-    `margin` is the least distance, in logits, of any comparison that decided the token; float32 arithmetic can
-    come to another token only where it is about as small as float32's rounding.
+    `margin` is the least distance, in logits, of any comparison that decided the token; float32 can come to
+    another token only where it is about as small as float32's rounding.
     """
 
     token: int
@@ -61,7 +61,7 @@ def penalise(
     output: Sequence[int],
     masked: Sequence[int],
 ) -> Float64Array:
-    """Steps 1 to 3: penalties, bias and forbidden tokens, float64[V]. `masked`: the stop tokens, too early yet."""
+    """Steps 1 to 3: penalties, bias and forbidden tokens, float64[V]. `masked`: stop tokens, too early yet."""
     processed = logits.copy()
     for token in set(prompt) | set(output):
         value = processed[token]
@@ -77,14 +77,14 @@ def penalise(
 
 
 def _nearest(distances: npt.ArrayLike) -> float:
-    """The least of the distances that are not exact ties (equal logits are decided alike by every arithmetic)."""
+    """The least distance that is not an exact tie (which every arithmetic decides alike)."""
     distances = np.abs(np.asarray(distances, dtype=np.float64)).reshape(-1)
     distances = distances[np.isfinite(distances) & (distances > 0)]
     return float(distances.min()) if distances.size else np.inf
 
 
 def filter_kept(scaled: Float64Array, sampling: PlainSampling) -> tuple[BoolArray, float]:
-    """Steps 5 to 7: which tokens bool[V] top-k, top-p and min-p keep of temperature-scaled logits, and the margin."""
+    """Steps 5 to 7: the tokens bool[V] that the filters keep of temperature-scaled logits, and the margin."""
     kept = np.isfinite(scaled)
     margin = np.inf
     if 0 < sampling.top_k < scaled.size:

@@ -1,4 +1,4 @@
-"""The plain reference of the noise against published vectors, JAX's threefry and the distribution it must have."""
+"""The plain noise against published vectors, JAX's threefry and the distribution it must have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plain sampler on rows small enough to work out by hand, and its draws against the distribution it names."""
+"""The plain sampler on rows worked out by hand, and its draws against the distribution it names."""
 
 from __future__ import annotations
 
