@@ -1,0 +1,71 @@
+# Each target does its own set-up, from nothing, in a virtual environment inside this folder.
+#   make demo          the GRPO loop of examples/grpo.py on SmolLM2-135M (under ten minutes on 2 cores)
+#   make test          every test that needs no torch
+#   make lint          ruff and mypy
+#   make bench         the benchmarks, rivals included (needs torch; writes benchmarks/results/)
+#   make test-latest   the tests again with Python 3.12 and the newest jax that pyproject.toml admits
+#   make test-torch    the tests that compare live with torch and transformers
+# PYTHON=/path/to/python picks an interpreter, ARGS="..." goes to the program that a target runs.
+
+VENV ?= .venv
+VENV_TORCH ?= .venv-torch
+VENV_LATEST ?= .venv-latest
+ARGS ?=
+WORKERS ?= 2
+TYPE_CHECKED = rollout_spec kernels examples benchmarks
+
+# pip takes this build of torch from where the machine keeps it, or else from PyPI.
+TORCH = torch==2.13.0
+TRANSFORMERS = transformers>=5,<6
+
+# Whatever environment the caller has activated, ours are used.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.PHONY: help demo test lint format bench test-latest test-torch clean
+help:
+	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
+
+demo: $(VENV)/.installed-demo
+	$(VENV)/bin/python -m examples.grpo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not torch" $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/python -m ruff format --check .
+	$(VENV)/bin/python -m mypy $(TYPE_CHECKED)
+
+format: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m ruff check --fix .
+	$(VENV)/bin/python -m ruff format .
+
+bench: $(VENV_TORCH)/.installed-torch
+	$(VENV_TORCH)/bin/python -m benchmarks.decode $(ARGS)
+
+test-latest: $(VENV_LATEST)/.installed-latest
+	$(VENV_LATEST)/bin/python -c "import sys, jax; print('Python', sys.version.split()[0], 'with jax', jax.__version__)"
+	$(VENV_LATEST)/bin/python -m pytest -n $(WORKERS) -m "not torch" $(ARGS)
+
+test-torch: $(VENV_TORCH)/.installed-torch
+	$(VENV_TORCH)/bin/python -m pytest -n $(WORKERS) -m torch $(ARGS)
+
+# A stamp is newer than pyproject.toml once its environment holds what that file lists.
+$(VENV)/.installed-demo: pyproject.toml
+	@scripts/make_venv.sh $(VENV) demo
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml
+	@scripts/make_venv.sh $(VENV) dev
+	@touch $@
+
+$(VENV_LATEST)/.installed-latest: pyproject.toml
+	@scripts/make_venv.sh $(VENV_LATEST) dev 3.12 -- --upgrade --upgrade-strategy eager
+	@touch $@
+
+$(VENV_TORCH)/.installed-torch: pyproject.toml Makefile
+	@scripts/make_venv.sh $(VENV_TORCH) dev 3.11 3.12 3.13 -- "$(TORCH)" "$(TRANSFORMERS)"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV_TORCH) $(VENV_LATEST) build dist outputs .cache .pytest_cache .mypy_cache .ruff_cache
