@@ -76,7 +76,9 @@ def from_hf(config: ModelConfig, name: str, array: Any) -> tuple[Path, Any]:
     """
     path = expected_paths(config).get(name)
     if path is None:
-        raise ModelLoadError(f"unknown weight {name!r}: the {config.architecture} model has none of that name")
+        raise ModelLoadError(
+            f"unknown weight {name!r}: the {config.architecture} model has none of that name"
+        )
     shape = expected_shapes(config)[name]
     if tuple(array.shape) != shape:
         raise ModelLoadError(f"weight {name}: expected shape {shape}, got {tuple(array.shape)}")

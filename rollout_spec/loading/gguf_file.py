@@ -1,0 +1,206 @@
+"""GGUF files (llama.cpp's format): configuration, dequantised tensors, tokenizer.
+
+What differs from Hugging Face's layout: dimensions are listed innermost first (the `gguf` library's arrays
+have them in the usual order); names are llama.cpp's; in some architectures the rows of q and k are permuted for
+its rotary embedding; numbers are float32, so an epsilon of 1e-5 reads 9.999999747e-06.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from rollout_spec.errors import ModelLoadError
+from rollout_spec.loading.checkpoint import LazyTensor
+from rollout_spec.loading.gguf_tokenizer import build_tokenizer
+from rollout_spec.models import FAMILIES, ModelConfig, RopeConfig
+from rollout_spec.models.rope import yarn_attention_factor
+from rollout_spec.tokenizer import Tokenizer
+from rollout_spec.weights.names import expected_names
+
+_FREQUENCY_FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary frequencies, float32 [D/2]: how converters store llama3's scaling."""
+
+
+class GGUFFile:
+    """One open GGUF file; tensors are memory-mapped and dequantised when read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (ValueError, OSError, IndexError, KeyError) as error:
+            raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
+        self._path = path
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.config = self._read_config()
+
+    def metadata(self, key: str, default: Any = None) -> Any:
+        """Value of a metadata field; float32 numbers as the shortest decimal that means the same float32."""
+        field = self._reader.get_field(key)
+        if field is None:
+            return default
+        value = field.contents()
+        return float(str(np.float32(value))) if isinstance(value, float) else value
+
+    def tensors(self) -> dict[str, LazyTensor]:
+        """Every tensor but the rotary factors, by Hugging Face name and layout; unknown ones keep GGUF's name.
+
+        Raises ModelLoadError that lists tensors of types the `gguf` library can't dequantise.
+        """
+        family = FAMILIES[self.config.architecture]
+        hf_names = self._huggingface_names()
+        faults, found = [], {}
+        for name, tensor in self._tensors.items():
+            if name == _FREQUENCY_FACTORS:
+                continue
+            if not _can_dequantise(tensor):
+                faults.append(f"{name}: type {tensor.tensor_type.name}")
+            hf_name = hf_names.get(name, name)
+            heads = 0
+            if family.gguf_rotary_interleaved and ".self_attn.q_proj." in hf_name:
+                heads = self.config.num_heads
+            elif family.gguf_rotary_interleaved and ".self_attn.k_proj." in hf_name:
+                heads = self.config.num_kv_heads
+            shape = tuple(int(size) for size in reversed(tensor.shape))
+            found[hf_name] = LazyTensor(shape, functools.partial(_read, tensor, heads))
+        if faults:
+            raise ModelLoadError(
+                f"{self._path} holds tensors that can't be dequantised:\n  " + "\n  ".join(faults)
+            )
+        return found
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, rebuilt from the metadata."""
+        return build_tokenizer(self.metadata, self.config)
+
+    def _huggingface_names(self) -> dict[str, str]:
+        architecture = next(
+            key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == self.config.architecture
+        )
+        mapping = gguf.get_tensor_name_map(architecture, self.config.num_layers)
+        names = {}
+        for hf_name in (*expected_names(self.config), "lm_head.weight"):
+            gguf_name = mapping.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+            if gguf_name is not None:
+                names[gguf_name] = hf_name
+        return names
+
+    def _read_config(self) -> ModelConfig:
+        architecture = self.metadata("general.architecture")
+        if architecture not in FAMILIES:
+            raise ModelLoadError(
+                f"unknown architecture {architecture!r} in {self._path}: supported are "
+                f"{', '.join(sorted(FAMILIES))} (docs/models.md says how to add one)"
+            )
+        if self.metadata("split.count", 1) > 1:
+            raise ModelLoadError(
+                f"{self._path} is one part of a split file: join it with llama-gguf-split --merge"
+            )
+
+        def value(key: str, default: Any = None) -> Any:
+            return self.metadata(f"{architecture}.{key}", default)
+
+        required = {
+            "embedding_length": "hidden_size",
+            "feed_forward_length": "intermediate_size",
+            "block_count": "num_layers",
+            "attention.head_count": "num_heads",
+            "context_length": "max_position_embeddings",
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        }
+        faults = [f"{architecture}.{key} is missing" for key in required if value(key) is None]
+        if "token_embd.weight" not in self._tensors:
+            faults.append("tensor token_embd.weight is missing")
+        if value("expert_count", 0):
+            faults.append(
+                f"{architecture}.expert_count={value('expert_count')}: mixtures of experts aren't supported"
+            )
+        if faults:
+            raise self._refusal(faults)
+        fields = {name: value(key) for key, name in required.items()}
+        head_dim = value("attention.key_length") or fields["hidden_size"] // fields["num_heads"]
+        if value("rope.dimension_count", head_dim) != head_dim:
+            faults.append(
+                f"{architecture}.rope.dimension_count={value('rope.dimension_count')}: only all {head_dim}"
+            )
+        if value("attention.value_length", head_dim) != head_dim:
+            faults.append(f"{architecture}.attention.value_length differs from the key length {head_dim}")
+        rope = self._read_rope(architecture, head_dim, fields["max_position_embeddings"], faults)
+        if faults:
+            raise self._refusal(faults)
+
+        ends = [self.metadata(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
+        return ModelConfig(
+            architecture=architecture,
+            vocab_size=int(self._tensors["token_embd.weight"].shape[1]),
+            num_kv_heads=value("attention.head_count_kv", fields["num_heads"]),
+            head_dim=head_dim,
+            rope=rope,
+            tie_word_embeddings="output.weight" not in self._tensors,
+            attention_bias="blk.0.attn_q.bias" in self._tensors,
+            attention_out_bias="blk.0.attn_output.bias" in self._tensors,
+            mlp_bias="blk.0.ffn_up.bias" in self._tensors,
+            eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
+            bos_token_id=self.metadata("tokenizer.ggml.bos_token_id"),
+            **fields,
+        )
+
+    def _read_rope(self, architecture: str, head_dim: int, context: int, faults: list[str]) -> RopeConfig:
+        def value(key: str, default: Any = None) -> Any:
+            return self.metadata(f"{architecture}.rope.{key}", default)
+
+        theta, kind = value("freq_base", 10_000.0), value("scaling.type", "none")
+        factor = value("scaling.factor") or value("scale_linear") or 1.0
+        if _FREQUENCY_FACTORS in self._tensors:
+            divisors = _read(self._tensors[_FREQUENCY_FACTORS], 0)
+            if divisors.shape != (head_dim // 2,):
+                faults.append(f"{_FREQUENCY_FACTORS} has shape {divisors.shape}, expected {(head_dim // 2,)}")
+            return RopeConfig("factors", theta, frequency_factors=tuple(float(x) for x in divisors))
+        if kind in ("none", "linear"):
+            return RopeConfig("linear", theta, factor) if factor != 1.0 else RopeConfig(theta=theta)
+        if kind == "yarn":
+            return RopeConfig(
+                "yarn",
+                theta,
+                factor,
+                value("scaling.original_context_length", context),
+                attention_factor=value("scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
+                beta_fast=value("scaling.yarn_beta_fast", 32.0),
+                beta_slow=value("scaling.yarn_beta_slow", 1.0),
+            )
+        faults.append(f"{architecture}.rope.scaling.type={kind!r}: supported are none, linear, yarn")
+        return RopeConfig(theta=theta)
+
+    def _refusal(self, faults: list[str]) -> ModelLoadError:
+        return ModelLoadError(f"{self._path} can't be used, {len(faults)} faults:\n  " + "\n  ".join(faults))
+
+
+def _can_dequantise(tensor: gguf.ReaderTensor) -> bool:
+    kind = tensor.tensor_type
+    plain = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+    if kind in plain:
+        return True
+    try:
+        # The first block of the first row: whether the library knows the type.
+        row = tensor.data.reshape(-1, tensor.data.shape[-1])[:1]
+        gguf.dequantize(row, kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _read(tensor: gguf.ReaderTensor, interleaved_heads: int) -> np.ndarray:
+    """float32 (float16 stays so) [out, in], with the rows of q and k back in rotate-half order."""
+    if tensor.tensor_type in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
+        array = tensor.data
+    else:
+        array = gguf.dequantize(tensor.data, tensor.tensor_type)
+    if not interleaved_heads:
+        return array
+    # Row 2 d + j of a head holds what rotate-half keeps in row j D/2 + d.
+    heads = array.reshape(interleaved_heads, -1, 2, *array.shape[1:])  # [H, D/2, 2, in]
+    return heads.swapaxes(1, 2).reshape(array.shape)
