@@ -61,7 +61,7 @@ def penalise(
     output: Sequence[int],
     masked: Sequence[int],
 ) -> Float64Array:
-    """Steps 1 to 3: penalties, bias and forbidden tokens, float64[V]. `masked`: stop tokens, too early yet."""
+    """Steps 1 to 3: penalties, bias and forbidden tokens, float64[V]. `masked`: stop tokens too early."""
     processed = logits.copy()
     for token in set(prompt) | set(output):
         value = processed[token]
@@ -76,11 +76,10 @@ def penalise(
     return processed
 
 
-def _nearest(distances: npt.ArrayLike) -> float:
+def _nearest(distances: Float64Array) -> float:
     """The least distance that is not an exact tie (which every arithmetic decides alike)."""
-    distances = np.abs(np.asarray(distances, dtype=np.float64)).reshape(-1)
-    distances = distances[np.isfinite(distances) & (distances > 0)]
-    return float(distances.min()) if distances.size else np.inf
+    gaps = np.abs(distances)
+    return float(gaps[np.isfinite(gaps) & (gaps > 0)].min(initial=np.inf))
 
 
 def filter_kept(scaled: Float64Array, sampling: PlainSampling) -> tuple[BoolArray, float]:
