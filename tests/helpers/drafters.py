@@ -22,7 +22,7 @@ SHAPES: tuple[Shape, ...] = ("empty", "chain", "star", "mixed")
 def random_tree(
     rng: np.random.Generator, size: int, vocab_size: int, guesses: Iterable[Sequence[int]], shape: Shape
 ) -> DraftTree:
-    """A valid tree of at most `size` nodes: guesses (paths from the root) among random nodes, in random order."""
+    """A valid tree of at most `size` nodes: guesses (paths from the root) among random nodes, shuffled."""
     tokens: list[int] = []
     parents: list[int] = []
     children: dict[tuple[int, int], int] = {}
