@@ -79,27 +79,28 @@ def penalise(
 def _nearest(distances: Float64Array) -> float:
     """The least distance that is not an exact tie (which every arithmetic decides alike)."""
     gaps = np.abs(distances)
-    return float(gaps[np.isfinite(gaps) & (gaps > 0)].min(initial=np.inf))
+    return float(gaps[gaps > 0].min(initial=np.inf))
 
 
 def filter_kept(scaled: Float64Array, sampling: PlainSampling) -> tuple[BoolArray, float]:
     """Steps 5 to 7: the tokens bool[V] that the filters keep of temperature-scaled logits, and the margin."""
     kept = np.isfinite(scaled)
+    possible = scaled[kept]
     margin = np.inf
-    if 0 < sampling.top_k < scaled.size:
-        threshold = np.sort(scaled)[::-1][sampling.top_k - 1]
+    if 0 < sampling.top_k < possible.size:
+        threshold = np.sort(possible)[::-1][sampling.top_k - 1]
         kept &= scaled >= threshold
-        margin = min(margin, _nearest(scaled - threshold))
+        margin = min(margin, _nearest(possible - threshold))
     if sampling.top_p < 1.0:
         ordered = np.sort(scaled[kept])[::-1]
         mass = np.cumsum(np.exp(log_softmax(ordered)))
         last = min(int(np.searchsorted(mass, sampling.top_p)), ordered.size - 1)
         kept &= scaled >= ordered[last]
-        margin = min(margin, _nearest(mass - sampling.top_p), _nearest(scaled - ordered[last]))
+        margin = min(margin, _nearest(mass - sampling.top_p), _nearest(possible - ordered[last]))
     if sampling.min_p > 0.0:
-        threshold = scaled[kept].max() + np.log(sampling.min_p)
+        threshold = possible.max() + np.log(sampling.min_p)
         kept &= scaled >= threshold
-        margin = min(margin, _nearest(scaled - threshold))
+        margin = min(margin, _nearest(possible - threshold))
     return kept, margin
 
 
