@@ -1,145 +1,251 @@
-"""A drafter from counted continuations (dictionary form)."""
+"""The drafter: history, groups and the request's own text, blended into a tree of likely continuations."""
 
 from __future__ import annotations
 
-import heapq
+import hashlib
+import numbers
 import os
-import zipfile
+import threading
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import DraftError, HistoryError, UnknownRequestError
-from ..tree import DraftTree
+from ..tree import MAX_NODES, DraftTree
+from . import counts, kernels, mixture
 from .config import DraftConfig
 from .drafter import TokenSequence
+from .history_file import read_arrays, write_arrays
+from .private import SMALLEST_LINES, PrivateTables
 
-_LENGTHS = (1, 2, 3, 4, 6, 8, 10)
+BYTES_PER_TOKEN = 128
+"""Room in the history for a token of capacity; text that repeats itself needs less, so holds more tokens."""
+
+_FIRST_LINES = 256
+_TICKS_PER_CAPACITY = 64
+_LEAST_AGE = np.float32(0.05)
 
 
 class TrieDrafter:
-    """Drafts the continuations that followed the same contexts before."""
+    """Drafts what followed the same contexts before: everywhere, in the request's group, in the request itself.
+
+    See `Drafter` for the calls. They may come from several threads; a lock lets one in at a time. Memory has a
+    hard cap that `DraftConfig.capacity_tokens` sets for the history; requests that run hold their own besides.
+    """
 
     def __init__(self, config: DraftConfig | None = None) -> None:
-        self.config = config or DraftConfig()
-        self._lengths = [n for n in _LENGTHS if n <= self.config.max_match]
-        self._tables: dict[Any, dict[tuple[int, ...], dict[int, int]]] = {}
-        self._text: dict[Hashable, list[int]] = {}
-        self._group: dict[Hashable, Any] = {}
-        self._log: list[tuple[str, list[int]]] = []
+        self.config = DraftConfig() if config is None else config
+        self._lengths = int(np.searchsorted(mixture.LENGTHS, self.config.max_match, side="right"))
+        self._lock = threading.Lock()
+        self._private = PrivateTables()
+        self._rows: dict[Hashable, int] = {}
+        self._requests = np.zeros((16, kernels.ROW), np.int64)
+        self._free_rows = list(range(len(self._requests)))
+        self._version = 0
+        self._clear_history()
+
+    def _clear_history(self) -> None:
+        capacity = self.config.capacity_tokens
+        most_lines = max(2, capacity * BYTES_PER_TOKEN // (counts.LINE * counts.SLOT.itemsize))
+        # Reserved, not used: the system gives memory to pages that are written, and the table grows from its start.
+        self._history = np.zeros(most_lines * counts.LINE, counts.SLOT)
+        self._control = np.zeros(counts.CONTROL_SIZE, np.int64)
+        self._control[[counts.OLD_LINES, counts.LINES]] = min(_FIRST_LINES, most_lines)
+        self._control[counts.MAX_LINES] = most_lines
+        self._control[counts.TOKENS_PER_TICK] = max(1, capacity // _TICKS_PER_CAPACITY)
+        self._ages = np.ones(1 << 16, np.float32)
+        self._weights = np.zeros((mixture.BUCKETS, mixture.STRIDE), np.float32)
 
     def start(self, request_id: Hashable, prompt: TokenSequence, group_id: Hashable = None) -> None:
-        text = np.asarray(prompt).tolist()
-        self._text[request_id] = text
-        self._group[request_id] = repr(tuple(text) if group_id is None else group_id)
-        own = self._tables[("own", request_id)] = {}
-        for i in range(len(text)):
-            self._count(own, text, i)
+        """Begins a request, or begins it anew. Without a group_id, equal prompts are a group."""
+        tokens = _token_array(prompt)
+        group = _group_number(tokens.tobytes() if group_id is None else group_id)
+        with self._lock:
+            if request_id in self._rows:
+                self._release(request_id)
+            if not self._free_rows:
+                self._free_rows = list(range(len(self._requests), 2 * len(self._requests)))
+                self._requests = np.concatenate([self._requests, np.zeros_like(self._requests)])
+            row = self._free_rows.pop()
+            self._rows[request_id] = row
+            self._requests[row] = 0
+            self._requests[row, kernels.GROUP] = group
+            self._requests[row, kernels.OWN_START] = self._private.allocate(SMALLEST_LINES)
+            self._requests[row, kernels.OWN_LINES] = SMALLEST_LINES
+            self._learn(row, tokens, is_output=False)
 
     def extend(self, request_id: Hashable, tokens: TokenSequence) -> None:
-        text = self._known(request_id)
-        context = text[-max(self._lengths) :]
-        new = np.asarray(tokens).tolist()
-        for token in new:
-            text.append(token)
-            for table in self._sources(request_id):
-                self._count(table, text, len(text) - 1)
-        self._log.append((self._group[request_id], context + new))
+        """Learns the request's next tokens. Raises UnknownRequestError for a request that was not started."""
+        new = _token_array(tokens)
+        with self._lock:
+            self._learn(self._row(request_id), new, is_output=True)
+
+    def propose(self, request_ids: Sequence[Hashable], budgets: Sequence[int]) -> list[DraftTree]:
+        """A tree for each request, of at most its budget and at most `MAX_NODES` nodes."""
+        if len(request_ids) != len(budgets):
+            raise DraftError(f"expected a budget for each of {len(request_ids)} requests, got {len(budgets)}")
+        limits = np.minimum(np.asarray(budgets, np.int64), MAX_NODES)
+        most = int(limits.max(initial=0))
+        if most <= 0:
+            return [DraftTree() for _ in request_ids]
+        shape = (len(request_ids), most)
+        tokens, parents = np.empty(shape, np.int32), np.empty(shape, np.int32)
+        probs = np.empty(shape, np.float32)
+        with self._lock:
+            batch = np.array([self._row(request_id) for request_id in request_ids], np.int64)
+            sizes = kernels.draft(
+                self._history,
+                self._private.slots,
+                self._control,
+                self._ages,
+                self._weights,
+                self._requests,
+                batch,
+                limits,
+                self._lengths,
+                self.config.branching,
+                self.config.min_prob,
+                tokens,
+                parents,
+                probs,
+            )
+        return [
+            DraftTree(tokens[i, :size], parents[i, :size], probs[i, :size])
+            for i, size in enumerate(sizes.tolist())
+        ]
 
     def finish(self, request_id: Hashable) -> None:
-        self._known(request_id)
-        del self._text[request_id], self._group[request_id], self._tables[("own", request_id)]
+        """Drops the request's private context; what its outputs taught the history stays."""
+        with self._lock:
+            self._row(request_id)
+            self._release(request_id)
 
     def new_version(self, version: int) -> None:
-        del version
+        """Ages what was learnt before by `DraftConfig.version_decay`."""
+        with self._lock:
+            self._version = version
+            np.maximum(self._ages * np.float32(self.config.version_decay), _LEAST_AGE, out=self._ages)
+            self._control[counts.TICK] = (self._control[counts.TICK] + 1) & 0xFFFF
+            self._ages[self._control[counts.TICK]] = 1
 
     @property
     def memory_bytes(self) -> int:
-        return 700 * sum(len(tokens) for _, tokens in self._log)
+        """Bytes in use by the history, the running requests and the weights."""
+        history_bytes = int(self._control[counts.LINES]) * counts.LINE * counts.SLOT.itemsize
+        others = (self._ages, self._weights, self._requests, self._control)
+        return history_bytes + self._private.memory_bytes + sum(array.nbytes for array in others)
+
+    @property
+    def tokens_learnt(self) -> int:
+        """Output tokens learnt so far, forgotten ones included."""
+        return int(self._control[counts.TOKENS])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        with open(path, "wb") as file:
-            np.savez(
-                file,
-                groups=np.array([group for group, _ in self._log] or [""]),
-                lengths=np.array([len(tokens) for _, tokens in self._log], np.int64),
-                tokens=np.array([token for _, tokens in self._log for token in tokens], np.int64),
-            )
+        """Writes the history, without the running requests, to one file."""
+        with self._lock:
+            used = int(self._control[counts.LINES]) * counts.LINE
+            facts = {"weight_version": self._version}
+            arrays = {
+                "slots": self._history[:used].view(np.uint8),
+                "control": self._control,
+                "ages": self._ages,
+                "weights": self._weights,
+            }
+            write_arrays(path, facts, arrays)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                groups, lengths, tokens = file["groups"], file["lengths"], file["tokens"].tolist()
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise HistoryError(f"{os.fspath(path)} is not a whole history file: {error}") from error
-        self._tables, self._log, begin = {}, [], 0
-        for group, length in zip(groups.tolist(), lengths.tolist(), strict=False):
-            piece = tokens[begin : begin + length]
-            begin += length
-            self._log.append((group, piece))
-            for i in range(len(piece)):
-                for key in ("all", ("group", group)):
-                    self._count(self._tables.setdefault(key, {}), piece, i)
+        """Replaces the history by a saved one. Raises HistoryError, and keeps what it has, if it can't.
 
-    def propose(self, request_ids: Sequence[Hashable], budgets: Sequence[int]) -> list[DraftTree]:
-        if len(request_ids) != len(budgets):
-            raise DraftError(f"{len(request_ids)} requests but {len(budgets)} budgets")
-        return [self._tree(r, int(b)) for r, b in zip(request_ids, budgets, strict=True)]
+        A history too large for this drafter's capacity is cut down to the pairs worth most.
+        """
+        facts, arrays = read_arrays(path)
+        expected = {"slots": np.uint8, "control": np.int64, "ages": np.float32, "weights": np.float32}
+        found = {name: array.dtype for name, array in arrays.items()}
+        if found != {name: np.dtype(dtype) for name, dtype in expected.items()} or (
+            arrays["weights"].shape != self._weights.shape
+        ):
+            raise HistoryError(f"{os.fspath(path)} holds other arrays than a trie's history: {sorted(found)}")
+        with self._lock:
+            self._clear_history()
+            saved, slots = arrays["control"], arrays["slots"].view(counts.SLOT)
+            self._version = int(facts["weight_version"])
+            self._ages[:] = arrays["ages"]
+            self._weights[:] = arrays["weights"]
+            kept = [counts.TICK, counts.TOKENS, counts.TOKENS_AT_TICK]
+            if len(slots) <= len(self._history):
+                self._history[: len(slots)] = slots
+                kept += [counts.OLD_LINES, counts.LINES, counts.MIGRATING, counts.USED]
+            self._control[kept] = saved[kept]
+            if len(slots) > len(self._history):
+                kernels.insert_all(self._history, self._control, slots.copy())
 
-    def _known(self, request_id: Hashable) -> list[int]:
-        if request_id not in self._text:
-            raise UnknownRequestError(f"request {request_id!r} is not known to the drafter; start it first")
-        return self._text[request_id]
+    def _row(self, request_id: Hashable) -> int:
+        row = self._rows.get(request_id)
+        if row is None:
+            raise UnknownRequestError(
+                f"request {request_id!r} is not known to the drafter: it was never started or has finished"
+            )
+        return row
 
-    def _sources(self, request_id: Hashable) -> list[dict[tuple[int, ...], dict[int, int]]]:
-        keys = ("all", ("group", self._group[request_id]), ("own", request_id))
-        return [self._tables.setdefault(key, {}) for key in keys]
+    def _release(self, request_id: Hashable) -> None:
+        row = self._rows.pop(request_id)
+        first, lines = self._requests[row, [kernels.OWN_START, kernels.OWN_LINES]].tolist()
+        self._private.free(first, lines)
+        self._free_rows.append(row)
 
-    def _count(self, table: dict[tuple[int, ...], dict[int, int]], text: list[int], i: int) -> None:
-        for n in self._lengths:
-            if n > i:
-                break
-            followers = table.setdefault(tuple(text[i - n : i]), {})
-            followers[text[i]] = followers.get(text[i], 0) + 1
+    def _learn(self, row: int, tokens: NDArray[np.int32], is_output: bool) -> None:
+        done = 0
+        while True:
+            done += kernels.learn(
+                self._history,
+                self._private.slots,
+                self._control,
+                self._ages,
+                self._weights,
+                self._requests,
+                row,
+                tokens[done:],
+                self._lengths,
+                is_output,
+            )
+            if done == len(tokens):
+                return
+            self._double_private_table(row)
 
-    def _predict(self, request_id: Hashable, context: list[int]) -> dict[int, float]:
-        probs: dict[int, float] = {}
-        left = 1.0
-        for n in reversed(self._lengths):
-            for table in reversed(self._sources(request_id)):
-                followers = table.get(tuple(context[-n:])) if n <= len(context) else None
-                if followers:
-                    total = sum(followers.values()) + 1.0
-                    for token, count in followers.items():
-                        probs[token] = probs.get(token, 0.0) + left * 0.6 * count / total
-                    left *= 0.4
-        return probs
+    def _double_private_table(self, row: int) -> None:
+        first, lines = self._requests[row, [kernels.OWN_START, kernels.OWN_LINES]].tolist()
+        larger = self._private.allocate(2 * lines)
+        kernels.rehash(self._private.slots, first, lines, larger, 2 * lines)
+        self._private.free(first, lines)
+        self._requests[row, kernels.OWN_START] = larger
+        self._requests[row, kernels.OWN_LINES] = 2 * lines
 
-    def _tree(self, request_id: Hashable, budget: int) -> DraftTree:
-        tokens: list[int] = []
-        parents: list[int] = []
-        probs: list[float] = []
-        frontier: list[tuple[float, int, int]] = []
-        longest = max(self._lengths)
-        contexts = {-1: self._known(request_id)[-longest:]}
 
-        def expand(node: int, reached: float) -> None:
-            followers = self._predict(request_id, contexts[node])
-            if followers and not self.config.branching:
-                best = max(followers, key=lambda token: followers[token])
-                followers = {best: followers[best]}
-            for token, p in followers.items():
-                if reached * p > self.config.min_prob:
-                    heapq.heappush(frontier, (-reached * p, node, token))
+def _token_array(tokens: TokenSequence) -> NDArray[np.int32]:
+    """int32[T], contiguous; raises DraftError for anything but a sequence of ids in [0, 2**31)."""
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DraftError(
+            f"expected a flat sequence of token ids, got shape {array.shape} and dtype {array.dtype}"
+        )
+    if array.size and (array.min() < 0 or array.max() >= 1 << 31):
+        raise DraftError(f"token ids must lie in [0, 2**31), they range over {array.min()} to {array.max()}")
+    return np.ascontiguousarray(array, np.int32)
 
-        expand(-1, 1.0)
-        while frontier and len(tokens) < budget:
-            p, parent, token = heapq.heappop(frontier)
-            tokens.append(token)
-            parents.append(parent)
-            probs.append(-p)
-            contexts[len(tokens) - 1] = (contexts[parent] + [token])[-longest:]
-            expand(len(tokens) - 1, -p)
-        tree = DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(probs, np.float32))
-        return tree.depth_first()
+
+def _group_number(group_id: Hashable) -> int:
+    """A number in [1, 2**16) that is the same for equal ids in every process, for ids whose repr is."""
+    digest = hashlib.blake2b(repr(_plain(group_id)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % ((1 << 16) - 1) + 1
+
+
+def _plain(value: object) -> object:
+    """Numbers and strings of numpy as Python's own, whose repr they differ from though they are equal."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, tuple):
+        return tuple(_plain(part) for part in value)
+    return value

@@ -1,0 +1,102 @@
+"""How many draft nodes a step verifies: what maximises expected tokens per second.
+
+A node is worth its calibrated probability of being accepted. A step costs what steps of its compiled size were
+measured to cost, so the sizes are the only places where the cost curve rises, and a size once paid for is
+filled with the likeliest nodes of all requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WINDOW = 15  # recent measurements of a size; their median is robust to outliers
+_TOKENS_THAT_DOUBLE_A_STEP = 16.0  # assumed of sizes not yet measured
+
+
+class Sized(Hashable, Protocol):
+    """A compiled size of a step."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
+class StepTimes:
+    """Seconds that steps of each size take, learnt while running."""
+
+    def __init__(self) -> None:
+        self._recent: dict[Sized, deque[float]] = {}
+        self._median: dict[Sized, float] = {}
+
+    def record(self, size: Sized, seconds: float) -> None:
+        """A step of this size was measured (without compilation)."""
+        recent = self._recent.setdefault(size, deque(maxlen=_WINDOW))
+        recent.append(seconds)
+        self._median[size] = float(np.median(recent))
+
+    def expected(self, size: Sized) -> float:
+        """Seconds of a step of this size: measured, or scaled from the measured size nearest in tokens.
+
+        Before any measurement the unit is arbitrary, as only ratios count.
+        """
+        if size in self._median:
+            return self._median[size]
+        if not self._median:
+            return _assumed(size.tokens)
+        nearest = min(self._median, key=lambda other: abs(other.tokens - size.tokens))
+        return self._median[nearest] * _assumed(size.tokens) / _assumed(nearest.tokens)
+
+
+def _assumed(tokens: int) -> float:
+    return 1.0 + tokens / _TOKENS_THAT_DOUBLE_A_STEP
+
+
+@dataclass(frozen=True)
+class StepOption:
+    """A size the step could have, and the draft nodes that would fit it."""
+
+    size: Sized
+    capacity: int
+
+
+@dataclass(frozen=True)
+class NodeBudget:
+    """The size chosen, and the draft nodes of each request, the likeliest ones first."""
+
+    size: Sized
+    nodes: tuple[int, ...]
+    expected_tokens: float
+
+
+def share_nodes(
+    probs: Sequence[NDArray[np.float32]], options: Sequence[StepOption], times: StepTimes
+) -> NodeBudget:
+    """Chooses a size and each request's number of nodes.
+
+    Args:
+        probs: for each request that decodes in this step, its nodes' probabilities, float32[N].
+        options: sizes that fit the step without drafts; at least one.
+        times: measured step times.
+
+    Zero nodes for all is a normal answer: every request emits one token without any.
+    """
+    owner = np.concatenate(
+        [np.full(len(p), i, np.int32) for i, p in enumerate(probs)] or [np.empty(0, np.int32)]
+    )
+    values = np.concatenate([np.asarray(p, np.float64) for p in probs] or [np.empty(0)])
+    order = np.argsort(-values, kind="stable")
+    gained = np.concatenate([[0.0], np.cumsum(values[order])])
+
+    best, best_rate, best_count = options[0], -1.0, 0
+    for option in options:
+        count = min(option.capacity, len(values))
+        rate = (len(probs) + gained[count]) / times.expected(option.size)
+        if rate > best_rate:
+            best, best_rate, best_count = option, rate, count
+    nodes = np.bincount(owner[order[:best_count]], minlength=len(probs))
+    return NodeBudget(best.size, tuple(nodes.tolist()), len(probs) + float(gained[best_count]))

@@ -1,0 +1,21 @@
+"""How the compiled functions are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Numba machine code that releases the GIL, kept on disk between runs.
+
+    Where neither the package's folder nor the user's cache folder can be written, it is compiled anew in each
+    process instead.
+    """
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # numba found no folder to keep the machine code in
+        return njit(**options)(function)

@@ -1,0 +1,262 @@
+"""The counts: a hash table of (context, next token) pairs in one flat array.
+
+A slot is 16 bytes and holds one pair: a 48-bit hash of the context, the token that followed, how often, when last,
+and which group saw it. Four slots are a line (64 bytes, a cache line). A pair lives in one of the eight slots of
+its window: the line its hash names and the line after it, so all the followers of a context are found by reading
+two adjacent lines. When a window is full the least worth of its pairs makes room, so that forgetting costs the
+same as learning, a pair at a time.
+
+Lines are numbered in the order of the hashes: home = hash * lines / 2**32. The table therefore grows in place, a
+few lines at a time from the last to the first, by any factor; `MIGRATING` is the lowest old line that has already
+moved.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compiled import compiled
+
+SLOT = np.dtype(
+    [
+        ("check", "<u4"),  # high 32 bits of the context's hash; they choose the line
+        ("tag", "<u2"),  # 16 more bits of it
+        ("tick", "<u2"),  # when the pair was last seen
+        ("token", "<i4"),
+        ("count", "<u2"),  # times seen, in units of 1 / ONE; 0 marks a free slot
+        ("group", "<u2"),  # the only group that saw it, or SHARED
+    ],
+    align=True,
+)
+LINE = 4
+"""Slots in a line."""
+ONE = 64
+"""What one sighting adds to a slot's count."""
+COUNT_LIMIT = 65_000
+SHARED = 0
+"""Group of a pair that several groups saw; each then has a pair of its own under `group_hash`."""
+FOLLOWERS = 4
+"""Most slots that one context takes of its two lines; the rest of its followers go to the next level's lines."""
+LEVELS = 4
+FULL_PERCENT = 82
+TICKS_PER_HALF = 4
+"""Ticks after which an unused pair's worth has halved, as a power of two: 2**4."""
+
+# Entries of the control array, int64[CONTROL_SIZE].
+OLD_LINES, LINES, MIGRATING, MAX_LINES, USED, TICK, TOKENS, TOKENS_PER_TICK, TOKENS_AT_TICK = range(9)
+CONTROL_SIZE = 16
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xD6E8FEB86659FD93)
+_SECOND = 0x5851F42D4C95
+_LEVEL_STEP = 0x9E3779B97F4A
+_MASK_48 = (1 << 48) - 1
+_SHIFT_32 = np.uint64(32)
+_SHIFT_29 = np.uint64(29)
+
+
+@compiled
+def extend_hash(state, token):
+    """The running hash of a context with one earlier token put before it; uint64."""
+    return (state ^ np.uint64(token + 1)) * _MULTIPLIER + (state >> _SHIFT_29)
+
+
+@compiled
+def finish_hash(state, salt):
+    """48 well-mixed bits, as a non-negative int64, of a running hash and a salt (a group, or 0)."""
+    x = state + np.uint64(salt) * _MIX
+    x = (x ^ (x >> _SHIFT_32)) * _MIX
+    x = (x ^ (x >> _SHIFT_32)) * _MIX
+    return np.int64(x >> np.uint64(16))
+
+
+@compiled
+def key_of(slot):
+    return (np.int64(slot.check) << 16) | np.int64(slot.tag)
+
+
+@compiled
+def home(check, old_lines, lines, migrating):
+    line = (check * old_lines) >> 32
+    if line >= migrating:
+        line = (check * lines) >> 32
+    return line
+
+
+@compiled
+def homes(key, old_lines, lines, migrating):
+    """The two lines a context's pairs may lie in; key is its 48-bit hash."""
+    second = (key * _SECOND) & _MASK_48
+    return home(key >> 16, old_lines, lines, migrating), home(second >> 16, old_lines, lines, migrating)
+
+
+@compiled
+def seat(slots, line_a, line_b, key, token, tick):
+    """Where the pair (key, token) is or should go in two lines.
+
+    Returns (slot, kind): 0 it is there, 1 the slot is free, 2 the slot holds a pair to forget, 3 the context has
+    its share of the lines already and the slot holds the least of them.
+    """
+    check, tag = key >> 16, key & 0xFFFF
+    same = 0
+    free = -1
+    most_free = 0
+    weakest, weakest_worth, weakest_same, weakest_same_worth = 0, 1 << 62, 0, 1 << 62
+    for line in (line_a, line_b):
+        free_here, first = 0, -1
+        for i in range(line * LINE, line * LINE + LINE):
+            slot = slots[i]
+            count = np.int64(slot.count)
+            if count == 0:
+                free_here += 1
+                if first < 0:
+                    first = i
+                continue
+            age = (tick - np.int64(slot.tick)) & 0xFFFF
+            worth = ((count << 32) >> min(age >> TICKS_PER_HALF, 40)) - age
+            if np.int64(slot.check) == check and np.int64(slot.tag) == tag:
+                if slot.token == token:
+                    return i, 0
+                same += 1
+                if worth < weakest_same_worth:
+                    weakest_same, weakest_same_worth = i, worth
+            if worth < weakest_worth:
+                weakest, weakest_worth = i, worth
+        if free_here > most_free:
+            most_free = free_here
+            free = first
+        if line_a == line_b:
+            break
+    if same >= FOLLOWERS:
+        return weakest_same, 3
+    if free >= 0:
+        return free, 1
+    return weakest, 2
+
+
+@compiled
+def make_room(slots, line_a, line_b, old_lines, lines, migrating):
+    """Moves a pair out of two full lines to its other line, if one has room there; returns its slot, or -1."""
+    for line in (line_a, line_b):
+        for i in range(line * LINE, line * LINE + LINE):
+            slot = slots[i]
+            key = key_of(slot)
+            a, b = homes(key, old_lines, lines, migrating)
+            other = b if a == line else a
+            if other != line_a and other != line_b:
+                for j in range(other * LINE, other * LINE + LINE):
+                    if slots[j].count == 0:
+                        slots[j] = slot
+                        return i
+    return -1
+
+
+@compiled
+def seat_in_history(slots, control, key, token):
+    """`seat` through the levels of a context; returns (slot, kind, key of the level)."""
+    i, kind = 0, 0
+    for level in range(LEVELS):
+        a, b = homes(key, control[OLD_LINES], control[LINES], control[MIGRATING])
+        i, kind = seat(slots, a, b, key, token, control[TICK])
+        if kind == 2:
+            room = make_room(slots, a, b, control[OLD_LINES], control[LINES], control[MIGRATING])
+            if room >= 0:
+                i, kind = room, 1
+        if kind != 3 or level == LEVELS - 1:
+            break
+        key = next_level(key)
+    return i, kind, key
+
+
+@compiled
+def next_level(key):
+    return (key + _LEVEL_STEP) & _MASK_48
+
+
+@compiled
+def write(slots, i, key, token, count, tick, group):
+    slot = slots[i]
+    slot.check = key >> 16
+    slot.tag = key & 0xFFFF
+    slot.tick = tick
+    slot.token = token
+    slot.count = count
+    slot.group = group
+
+
+@compiled
+def add(slots, i, kind, key, token, units, tick, group, ages):
+    """Adds units to the pair that `seat` placed; returns 1 when it took a free slot."""
+    if kind != 0:
+        write(slots, i, key, token, units, tick, group)
+        return 1 if kind == 1 else 0
+    slot = slots[i]
+    slot.count = min(COUNT_LIMIT, np.int64(slot.count * ages[np.int64(slot.tick)] + 0.5) + units)
+    slot.tick = tick
+    return 0
+
+
+@compiled
+def see(slots, control, ages, state, token, group):
+    """Counts one sighting, by `group`, of `token` after the context whose running hash is `state`."""
+    tick = control[TICK]
+    first = finish_hash(state, 0)
+    i, kind, key = seat_in_history(slots, control, first, token)
+    owner = np.int64(slots[i].group)
+    if kind == 0 and owner != group:
+        if owner != SHARED:  # a second group: what was the first one's alone gets a pair under its own key
+            slot = slots[i]
+            units = np.int64(slot.count)
+            then = np.int64(slot.tick)
+            slot.group = SHARED
+            see_in_group(slots, control, ages, state, token, owner, units, then)
+        see_in_group(slots, control, ages, state, token, group, ONE, tick)
+        i, kind, key = seat_in_history(slots, control, first, token)  # the above may have taken its slot
+        group = SHARED
+    control[USED] += add(slots, i, kind, key, token, ONE, tick, group, ages)
+
+
+@compiled
+def see_in_group(slots, control, ages, state, token, group, units, tick):
+    i, kind, key = seat_in_history(slots, control, finish_hash(state, group), token)
+    control[USED] += add(slots, i, kind, key, token, units, tick, group, ages)
+
+
+@compiled
+def grow(slots, control, lines_to_move):
+    """Starts growing a table that is nearly full, or moves some lines of one that is growing."""
+    if control[MIGRATING] == 0:
+        if control[USED] * 100 < FULL_PERCENT * LINE * control[LINES] or control[LINES] == control[MAX_LINES]:
+            return
+        control[OLD_LINES] = control[LINES]
+        control[MIGRATING] = control[LINES]
+        control[LINES] = min(control[MAX_LINES], control[LINES] + (control[LINES] >> 2) + 1)
+    moved = np.empty(LINE, SLOT)
+    while lines_to_move > 0 and control[MIGRATING] > 0:
+        lines_to_move -= 1
+        line = control[MIGRATING] - 1
+        count = 0
+        for i in range(line * LINE, line * LINE + LINE):
+            slot = slots[i]
+            if slot.count != 0:
+                key = key_of(slot)
+                a, b = homes(key, control[OLD_LINES], control[OLD_LINES], 0)
+                if a == line or b == line:
+                    moved[count] = slot
+                    count += 1
+                    slot.count = 0
+        control[MIGRATING] = line
+        for j in range(count):
+            pair = moved[j]
+            key = key_of(pair)
+            a, b = homes(key, control[OLD_LINES], control[LINES], line)
+            i, kind = seat(slots, a, b, key, pair.token, control[TICK])
+            if kind == 2:
+                room = make_room(slots, a, b, control[OLD_LINES], control[LINES], line)
+                if room >= 0:
+                    i, kind = room, 1
+            if kind >= 2:
+                control[USED] -= 1
+            slots[i] = pair
+    if control[MIGRATING] == 0:
+        control[OLD_LINES] = control[LINES]

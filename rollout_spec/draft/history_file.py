@@ -1,0 +1,90 @@
+"""One file for a set of named arrays: checked, versioned, without pickle.
+
+Layout: MAGIC (16 bytes); format version, header bytes and header checksum (three little-endian uint32); the
+header, JSON with the caller's facts and each array's name, dtype, shape, offset and CRC-32; then the arrays, each at
+a multiple of 64 bytes from the start of the file, so that it can be memory-mapped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import HistoryError
+
+MAGIC = b"rollout_spec.h\r\n\0"[:16]
+FORMAT_VERSION = 1
+_ALIGNMENT = 64
+_PREFIX = struct.Struct("<III")
+
+
+def write_arrays(path: str | os.PathLike[str], facts: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+    """Writes facts and arrays (of plain dtypes); the file appears whole or not at all."""
+    flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()}
+    entries = [
+        {
+            "name": name,
+            "dtype": arrays[name].dtype.str,
+            "shape": arrays[name].shape,
+            "bytes": len(flat[name]),
+            "crc32": zlib.crc32(flat[name]),
+        }
+        for name in arrays
+    ]
+    header = json.dumps({"facts": facts, "arrays": entries}).encode()
+    folder, base = os.path.split(os.path.abspath(os.fspath(path)))
+    descriptor, temporary = tempfile.mkstemp(prefix=base + ".", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(MAGIC + _PREFIX.pack(FORMAT_VERSION, len(header), zlib.crc32(header)) + header)
+            for data in flat.values():
+                file.write(bytes(-file.tell() % _ALIGNMENT))
+                file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """The facts and the arrays, memory-mapped read-only, of a file that `write_arrays` wrote.
+
+    Raises HistoryError when it is another kind of file, of another format version, cut short or altered.
+    """
+    name = os.fspath(path)
+    with open(path, "rb") as file:
+        start = file.read(len(MAGIC) + _PREFIX.size)
+        if start[: len(MAGIC)] != MAGIC or len(start) < len(MAGIC) + _PREFIX.size:
+            raise HistoryError(f"{name} is not a history file: expected one that save() wrote")
+        version, header_bytes, header_crc = _PREFIX.unpack(start[len(MAGIC) :])
+        if version != FORMAT_VERSION:
+            raise HistoryError(
+                f"{name} has history format {version}, this version of rollout_spec reads {FORMAT_VERSION}; "
+                "save it again with the version that will read it"
+            )
+        header = file.read(header_bytes)
+    if len(header) != header_bytes or zlib.crc32(header) != header_crc:
+        raise HistoryError(f"{name} is damaged: its header is cut short or altered; restore or delete it")
+    content = json.loads(header)
+    whole = np.memmap(path, np.uint8, mode="r")
+    arrays, faults, offset = {}, [], len(start) + header_bytes
+    for entry in content["arrays"]:
+        offset += -offset % _ALIGNMENT
+        data = whole[offset : offset + entry["bytes"]]
+        offset += entry["bytes"]
+        if len(data) != entry["bytes"]:
+            faults.append(f"array {entry['name']!r} is cut short")
+        elif zlib.crc32(data) != entry["crc32"]:
+            faults.append(f"array {entry['name']!r} is altered")
+        else:
+            arrays[entry["name"]] = data.view(np.ndarray).view(entry["dtype"]).reshape(entry["shape"])
+    if faults:
+        raise HistoryError(f"{name} is damaged: {'; '.join(faults)}; restore or delete it")
+    return content["facts"], arrays
