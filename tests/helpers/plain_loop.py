@@ -46,22 +46,23 @@ class PlainCompletion:
 
 
 def first_stop_string(before: str, after: str, stop: Sequence[str]) -> tuple[str, int] | None:
-    """The stop string that the last token completed and where it ends in the text; of several, the first.
+    """The stop string that the last token completed and where it ends in the text.
 
-    The last token may have rewritten the end of `before` (bytes that only now make a character).
+    Of several, the one that begins first, and of those the shortest. The last token may have rewritten the
+    end of `before` (bytes that only now make a character).
     """
     unchanged = 0
     while unchanged < min(len(before), len(after)) and before[unchanged] == after[unchanged]:
         unchanged += 1
-    ends = []
+    found = []
     for string in stop:
         start = after.find(string, max(0, unchanged + 1 - len(string)))
         if start >= 0:
-            ends.append((start + len(string), string))
-    if not ends:
+            found.append((start, len(string), string))
+    if not found:
         return None
-    end, string = min(ends, key=lambda found: found[0])
-    return string, end
+    start, length, string = min(found)
+    return string, start + length
 
 
 def plain_generate(

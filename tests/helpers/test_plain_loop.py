@@ -65,7 +65,9 @@ def test_completions_end_where_the_specification_says(
 
 def test_stop_string_inside_a_token_cuts_the_text_right_after_it() -> None:
     assert first_stop_string("ab", "abcd", ["c"]) == ("c", 3)
-    assert first_stop_string("ab", "abcd", ["b", "bc", "abcd"]) == ("bc", 3)
+    assert first_stop_string("ab", "abcd", ["b", "bc", "cd"]) == ("bc", 3)
+    assert first_stop_string("ab", "abcd", ["bcd", "bc", "abcd"]) == ("abcd", 4)
+    assert first_stop_string("a", "abbb", ["b"]) == ("b", 2)
     assert first_stop_string("ab", "abcd", ["ab"]) is None
     assert first_stop_string("a\ufffd", "aé", ["é"]) == ("é", 2)
 

@@ -1,4 +1,4 @@
-"""A real byte-level tokenizer of any small size; its tokens often meet stop strings and cut characters in half."""
+"""A real byte-level tokenizer of any small size; its tokens meet stop strings and cut characters in half."""
 
 from __future__ import annotations
 

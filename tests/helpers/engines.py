@@ -1,0 +1,122 @@
+"""Engines for tests: tiny models, awkward sizes, and any drafter. Shared, as compiling is what takes time."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_spec import Completion, DraftConfig, EngineConfig, RolloutEngine, SamplingParams
+from rollout_spec.draft import Drafter
+from rollout_spec.tokenizer import Tokenizer
+from rollout_spec.tree import MAX_NODES, DraftTree
+from tests.helpers.drafters import TokenSequence, WatchingDrafter
+from tests.helpers.random_cases import Case
+from tests.helpers.tiny_models import TinyModel, tiny_model
+from tests.helpers.tiny_tokenizer import tiny_tokenizer
+
+SHAPES: dict[str, dict[str, Any]] = {
+    # One slot, so trees of all 63 nodes fit a step; pages of a size no length divides by.
+    "alone": {"max_seqs": 1, "page_size": 7, "max_batch_tokens": 64},
+    # Everything at once, nothing short.
+    "roomy": {"max_seqs": 8, "page_size": 16, "max_batch_tokens": 128},
+    # Prompts in small chunks, and too few pages for four requests: they preempt each other.
+    "cramped": {"max_seqs": 4, "page_size": 4, "max_batch_tokens": 12, "kv_pages": 28},
+    # A page a token and no sharing.
+    "unshared": {"max_seqs": 3, "page_size": 1, "max_batch_tokens": 70, "prefix_cache": False},
+}
+
+
+class SwitchedDrafter:
+    """Hands every call on to the drafter of the moment, which a test may replace while no request runs."""
+
+    def __init__(self) -> None:
+        self.inner: Drafter = WatchingDrafter()
+
+    def start(self, request_id: Hashable, prompt: TokenSequence, group_id: Hashable = None) -> None:
+        self.inner.start(request_id, prompt, group_id)
+
+    def extend(self, request_id: Hashable, tokens: TokenSequence) -> None:
+        self.inner.extend(request_id, tokens)
+
+    def propose(self, request_ids: Sequence[Hashable], budgets: Sequence[int]) -> list[DraftTree]:
+        return self.inner.propose(request_ids, budgets)
+
+    def finish(self, request_id: Hashable) -> None:
+        self.inner.finish(request_id)
+
+    def new_version(self, version: int) -> None:
+        self.inner.new_version(version)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        self.inner.save(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        self.inner.load(path)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.inner.memory_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class SharedEngine:
+    """An engine that always drafts as much as fits, with a drafter to choose."""
+
+    model: TinyModel
+    engine: RolloutEngine
+    drafter: SwitchedDrafter
+    tokenizer: Tokenizer
+
+    @contextmanager
+    def drafting(self, drafter: Drafter) -> Iterator[RolloutEngine]:
+        self.drafter.inner = drafter
+        try:
+            yield self.engine
+        finally:
+            self.engine.abort()  # whatever a failed test left running
+            self.drafter.inner = WatchingDrafter()
+
+
+def tokenizer_of(model: TinyModel) -> Tokenizer:
+    return tiny_tokenizer(model.config.vocab_size, model.config.eos_token_ids)
+
+
+def new_engine(
+    model: TinyModel, *, drafter: Drafter | None = None, draft: DraftConfig | None = None, **sizes: Any
+) -> RolloutEngine:
+    """An engine of its own with these EngineConfig values; drafting is off unless asked for."""
+    if draft is None:
+        draft = DraftConfig(kind="none") if drafter is None else DraftConfig(max_nodes=MAX_NODES, gate=False)
+    return RolloutEngine(
+        model.config,
+        model.params,
+        tokenizer=tokenizer_of(model),
+        config=EngineConfig(draft=draft, **sizes),
+        drafter=drafter,
+    )
+
+
+@functools.cache
+def shared_engine(model_name: str, shape: str) -> SharedEngine:
+    model = tiny_model(model_name)
+    drafter = SwitchedDrafter()
+    engine = new_engine(model, drafter=drafter, **SHAPES[shape])
+    return SharedEngine(model, engine, drafter, tokenizer_of(model))
+
+
+@functools.cache
+def undrafted_engine(model_name: str, shape: str) -> RolloutEngine:
+    return new_engine(tiny_model(model_name), **SHAPES[shape])
+
+
+def complete(engine: RolloutEngine, cases: Sequence[Case], **keywords: Any) -> list[Completion]:
+    """Completions of all cases run together, sample after sample, case after case."""
+    outputs = engine.generate(
+        [case.prompt for case in cases], [SamplingParams(**case.sampling) for case in cases], **keywords
+    )
+    assert len(outputs) == len(cases)
+    return [completion for output in outputs for completion in output.completions]
