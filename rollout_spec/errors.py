@@ -42,6 +42,16 @@ class UnknownRequestError(RolloutError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class RequestFailedError(RolloutError, RuntimeError):
+    """Requests of a `generate` failed. `requests`: those; `outputs`: the others' outputs, None for the failed."""
+
+    def __init__(self, requests: list, outputs: list) -> None:
+        lines = [f"request {request.request_id!r}: {request.error!r}"[:300] for request in requests[:10]]
+        super().__init__(f"{len(requests)} request(s) failed:\n  " + "\n  ".join(lines))
+        self.requests = requests
+        self.outputs = outputs
+
+
 class EngineStateError(RolloutError, RuntimeError):
     """The engine can't do this in its present state: closed, asleep, or paused."""
 

@@ -1,0 +1,239 @@
+"""The engine's loop: plan a step, run it, take its results in, and end what is done."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Hashable
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from .batch import StepEntry, pack
+from .config import EngineConfig
+from .draft.drafter import Drafter
+from .drafting import DraftPlanner
+from .executor import Executor, StepOutcome
+from .models import ModelConfig
+from .outputs import RolloutOutput
+from .requests import Request, Sequence
+from .scheduler import Scheduler
+from .shapes import step_shapes
+from .stats import EngineStats
+from .step import StepShape
+from .stopping import check_end, end
+from .tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Unfinished requests, and everything that moves them. The API above it checks what comes in."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        params: dict,
+        config: EngineConfig,
+        *,
+        max_seq_len: int,
+        tokenizer: Tokenizer | None,
+        drafter: Drafter | None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.drafter = drafter
+        self.shapes = step_shapes(config)
+        self.executor = Executor(model_config, params, config, max_seq_len)
+        self.scheduler = Scheduler(config, self.executor.num_pages, self.shapes[-1])
+        self.planner = DraftPlanner(config.draft, drafter, self.shapes, model_config.vocab_size)
+        self.requests: dict[Hashable, Request] = {}
+        self.ended: list[Request] = []
+        """Ended, not yet handed to the caller."""
+        self.stats = EngineStats()
+        self.weight_version = 0
+
+    # Requests
+
+    def enqueue(self, request: Request) -> None:
+        """Takes a checked request in."""
+        request.submitted_at_s = time.perf_counter()
+        self.requests[request.request_id] = request
+        for sequence in request.sequences:
+            if sequence.finish_reason is None and sequence.room == 0 and sequence.score_from is None:
+                end(sequence, self.tokenizer, "length", None)
+            if sequence.finish_reason is None:
+                self.scheduler.waiting.append(sequence)
+        self._finish_if_done(request)
+
+    def abort(self, request: Request) -> None:
+        """Ends the request with what it has."""
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                self._withdraw(sequence)
+                end(sequence, self.tokenizer, "abort", None)
+        self._finish_if_done(request)
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """Ends the request with an error."""
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                try:
+                    self._withdraw(sequence)
+                except Exception:  # the drafter's; it must not keep others from being ended
+                    _log.exception("withdrawing request %r failed", request.request_id)
+        request.status, request.error = "failed", error
+        self.stats.requests_failed += 1
+        self._end(request)
+
+    def requeue_running(self) -> int:
+        """Preempts all running sequences; they go on in their order, recomputed. How many they are."""
+        count = len(self.scheduler.running)
+        while self.scheduler.running:
+            self.scheduler.preempt(self.scheduler.running[-1])
+        return count
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0:
+            self.scheduler.publish(sequence)
+            self.scheduler.release(sequence)
+        elif sequence in self.scheduler.waiting:
+            self.scheduler.waiting.remove(sequence)
+        if sequence.drafting and self.drafter is not None:
+            sequence.drafting = False
+            self.drafter.finish(sequence.key)
+
+    def _finish_if_done(self, request: Request) -> None:
+        if any(sequence.finish_reason is None for sequence in request.sequences):
+            return
+        request.status = "finished"
+        request.output = RolloutOutput(
+            prompt_token_ids=request.prompt_token_ids,
+            completions=[sequence.completion() for sequence in request.sequences],
+            group_id=request.group_id,
+            request_id=request.request_id,
+            index=request.index,
+        )
+        self.stats.requests_finished += 1
+        self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self.requests.pop(request.request_id, None)
+        self.ended.append(request)
+
+    # Steps
+
+    def advance(self, *, admit: bool = True) -> None:
+        """One step, if there is anything to compute."""
+        started = time.perf_counter()
+        if not (self.scheduler.running or (admit and self.scheduler.waiting)):
+            return
+        try:
+            device_s = self._step(admit)
+        except BaseException as error:
+            self._fail_running(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self.stats.device_s += device_s
+        self.stats.host_s += time.perf_counter() - started - device_s
+
+    def _step(self, admit: bool) -> float:
+        if admit:
+            self.scheduler.admit()
+        entries = self.scheduler.plan()
+        for entry in entries:
+            self._prepare(entry.sequence)
+        shape = self.planner.plan(entries, self.scheduler)
+        batch = pack(entries, shape, self.executor.pages_per_sequence)
+        outcome = self.executor.run(shape, batch)
+        self.record_time(shape, outcome)
+        self._take_in(entries, outcome)
+        return outcome.seconds
+
+    def record_time(self, shape: StepShape, outcome: StepOutcome) -> None:
+        """Teaches the draft budget what a step of this shape costs; a compilation teaches it nothing."""
+        if not outcome.first_of_its_shape:
+            self.planner.times.record(shape, outcome.seconds)
+
+    def _prepare(self, sequence: Sequence) -> None:
+        if sequence.score_from is not None:
+            return
+        if sequence.sampling.changes_logits and not sequence.tables_written:
+            self.executor.write_tables(sequence)
+        if self.drafter is not None and not sequence.drafting:
+            request = sequence.request
+            self.drafter.start(sequence.key, request.prompt_token_ids, group_id=request.group_id)
+            sequence.drafting = True
+            if sequence.num_generated:
+                self.drafter.extend(sequence.key, sequence.output)
+
+    def _take_in(self, entries: SequenceOf[StepEntry], outcome: StepOutcome) -> None:
+        self.stats.steps += 1
+        self.stats.steps_with_drafts += any(entry.tree is not None for entry in entries)
+        for entry in entries:
+            sequence = entry.sequence
+            if sequence.score_from is not None:
+                self._take_scores(entry, outcome)
+            elif entry.samples:
+                if entry.count > 1:
+                    self.stats.prompt_tokens_computed += entry.count
+                self._take_tokens(entry, outcome)
+            else:
+                self.stats.prompt_tokens_computed += entry.count
+                sequence.cached += entry.count
+                self.scheduler.publish(sequence)
+
+    def _take_scores(self, entry: StepEntry, outcome: StepOutcome) -> None:
+        sequence, scored = entry.sequence, entry.scored
+        found = outcome.sample.target_logprobs[entry.first_row : entry.first_row + len(scored)]
+        first = scored.start - sequence.prompt_len
+        sequence.logprobs[first : first + len(scored)] = found
+        sequence.cached += entry.count
+        self.scheduler.publish(sequence)
+        if sequence.uncached == 0:
+            self._withdraw(sequence)
+            sequence.finish_reason = "length"
+            self._finish_if_done(sequence.request)
+
+    def _take_tokens(self, entry: StepEntry, outcome: StepOutcome) -> None:
+        """Appends the tokens of the accepted path, up to where the completion ends."""
+        sequence, sample = entry.sequence, outcome.sample
+        rows = slice(entry.first_row, entry.first_row + entry.num_rows)
+        path = entry.first_row + np.flatnonzero(sample.accepted[rows])
+        before = sequence.length
+        for row in path.tolist():
+            sequence.append(
+                int(sample.tokens[row]),
+                float(sample.logprobs[row]),
+                float(sample.sampled_logprobs[row]),
+                float(sample.kept_mass[row]),
+                self.weight_version,
+            )
+            if check_end(sequence, self.tokenizer):
+                break
+        emitted = sequence.length - before
+        sequence.cached = sequence.length - 1
+        drafted = len(entry.tree) if entry.tree is not None else 0
+        sequence.steps += 1
+        sequence.drafted += drafted
+        sequence.accepted += emitted - 1
+        self.stats.decode_steps += 1
+        self.stats.generated_tokens += emitted
+        self.stats.drafted += drafted
+        self.stats.accepted += emitted - 1
+        if self.drafter is not None:
+            self.drafter.extend(sequence.key, sequence.tokens[before : sequence.length])
+        self.scheduler.publish(sequence)
+        if sequence.finish_reason is not None:
+            self._withdraw(sequence)
+            self._finish_if_done(sequence.request)
+
+    def _fail_running(self, error: BaseException) -> None:
+        """A step raised: whatever ran in it ends with that error, and the device state is made whole."""
+        reason = error if isinstance(error, Exception) else RuntimeError(f"interrupted by {error!r}")
+        _log.error("a step failed, and with it the requests that were running", exc_info=error)
+        for request in {id(s.request): s.request for s in self.scheduler.running}.values():
+            self.fail(request, reason)
+        if self.executor.recover():
+            self.scheduler.pool.forget_contents()

@@ -1,0 +1,522 @@
+"""The rollout engine: the verbs of the public API."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .batch import pack
+from .config import EngineConfig
+from .core import EngineCore
+from .draft.drafter import Drafter, make_drafter
+from .errors import ConfigError, EngineStateError, PromptError, RequestFailedError, UnknownRequestError
+from .executor import owned
+from .intake import Intake, Prompt
+from .models import ModelConfig
+from .outputs import Completion, RolloutOutput
+from .progress import Progress
+from .requests import Request
+from .sampling import SamplingParams
+from .stats import EngineStats
+from .tokenizer import Tokenizer
+from .weights.update import UPDATE_MODES, UpdateMode, WeightUpdateReport, stage
+
+_DEFAULT_SAMPLING = SamplingParams()
+_DEFAULT_CONFIG = EngineConfig()
+
+
+class RolloutEngine:
+    """Generates rollouts of one policy, speculatively, and takes new weights while it runs.
+
+    Not thread-safe: call it from one thread.
+
+    Args:
+        model_config: the policy's sizes and options.
+        params: its weights, a pytree as `models.init_params` makes. jax arrays are kept, not copied: hand over
+            copies if your trainer donates them.
+        tokenizer: for text prompts, chat prompts, stop strings and `Completion.text`.
+        config: sizes and options of the engine.
+        mesh: not supported in this version; must be None.
+        drafter: a Drafter to use instead of the one that config.draft names.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        params: Any,
+        *,
+        tokenizer: Tokenizer | None = None,
+        config: EngineConfig = _DEFAULT_CONFIG,
+        mesh: jax.sharding.Mesh | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
+        if mesh is not None:
+            raise ConfigError("mesh must be None: this version runs on one device")
+        self.config = config
+        self.model_config = model_config
+        self.tokenizer = tokenizer
+        self.max_seq_len = config.max_seq_len or model_config.max_length
+        if self.max_seq_len > model_config.max_length:
+            raise ConfigError(
+                f"EngineConfig.max_seq_len is {self.max_seq_len}, but the model takes at most "
+                f"{model_config.max_length} tokens (rope kind {model_config.rope.kind!r})"
+            )
+        self.drafter = drafter if drafter is not None else make_drafter(config.draft)
+        self._core = EngineCore(
+            model_config,
+            jax.tree.map(owned, params),
+            config,
+            max_seq_len=self.max_seq_len,
+            tokenizer=tokenizer,
+            drafter=self.drafter,
+        )
+        self._intake = Intake(
+            model_config,
+            tokenizer,
+            max_seq_len=self.max_seq_len,
+            cache_tokens=self._core.executor.num_pages * config.page_size,
+            seed=config.seed,
+        )
+        self._ids = itertools.count()
+        self._paused = self._asleep = self._closed = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        config: EngineConfig = _DEFAULT_CONFIG,
+        *,
+        dtype: Any = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> RolloutEngine:
+        """An engine for a Hugging Face folder or a .gguf file.
+
+        dtype: of weights and cache; None is float32 on CPU, where others are slow, and bfloat16 elsewhere.
+        """
+        from .loading import load_model
+
+        loaded = load_model(path, dtype)
+        return cls(loaded.config, loaded.params, tokenizer=loaded.tokenizer, config=config, mesh=mesh)
+
+    # Generating
+
+    def generate(
+        self,
+        prompts: SequenceOf[Prompt],
+        sampling: SamplingParams | SequenceOf[SamplingParams] = _DEFAULT_SAMPLING,
+        *,
+        group_ids: SequenceOf[Hashable] | None = None,
+        continue_from: SequenceOf[Completion | None] | None = None,
+        progress: bool = False,
+    ) -> list[RolloutOutput]:
+        """Completions of all prompts, in their order.
+
+        Args:
+            prompts: texts, token id sequences or chat message lists.
+            sampling: one for all, or one a prompt.
+            group_ids: prompts with equal ids share draft history; by default equal prompts do.
+            continue_from: partial completions to resume, one a prompt or None for a fresh start; `max_tokens`
+                counts their tokens.
+            progress: show a progress bar.
+
+        Raises:
+            PromptError, ConfigError, CapacityError: before anything runs.
+            RequestFailedError: some requests failed; it carries the outputs of the others.
+        """
+        requests = self._submit_all(prompts, sampling, group_ids, continue_from)
+        for _ in self._run(requests, progress):
+            pass
+        failed = [request for request in requests if request.error is not None]
+        if failed:
+            raise RequestFailedError(failed, [request.output for request in requests]) from failed[0].error
+        return [request.output for request in requests if request.output is not None]
+
+    def stream(
+        self,
+        prompts: SequenceOf[Prompt],
+        sampling: SamplingParams | SequenceOf[SamplingParams] = _DEFAULT_SAMPLING,
+        *,
+        group_ids: SequenceOf[Hashable] | None = None,
+        continue_from: SequenceOf[Completion | None] | None = None,
+        progress: bool = False,
+    ) -> Iterator[RolloutOutput]:
+        """As `generate`, but yields each output as its prompt ends; `RolloutOutput.index` is its place.
+
+        Closing the iterator early aborts what still runs.
+        """
+        requests = self._submit_all(prompts, sampling, group_ids, continue_from)
+        return self._stream(requests, progress)
+
+    def _stream(self, requests: list[Request], progress: bool) -> Iterator[RolloutOutput]:
+        for request in self._run(requests, progress):
+            if request.error is not None:
+                raise RequestFailedError([request], []) from request.error
+            assert request.output is not None
+            yield request.output
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _DEFAULT_SAMPLING,
+        *,
+        request_id: Hashable = None,
+        group_id: Hashable = None,
+        continue_from: Completion | None = None,
+    ) -> Request:
+        """Queues a prompt; `step()` runs it. request_id: unique among unfinished ones; None makes one."""
+        self._check_open()
+        request = self._intake.request(
+            prompt,
+            sampling,
+            request_id=self._new_id(request_id),
+            group_id=group_id,
+            continue_from=continue_from,
+        )
+        self._core.enqueue(request)
+        return request
+
+    def step(self) -> list[Request]:
+        """Runs one step; returns the requests that ended since the last call, finished or failed.
+
+        Does nothing but that while paused, or when there is nothing to run. An exception inside a step fails
+        the requests that were running in it, with the exception as their `error`; the engine serves on.
+        """
+        self._check_awake()
+        if not self._paused:
+            self._core.advance()
+        ended, self._core.ended = self._core.ended, []
+        return ended
+
+    def score(
+        self, prompts: SequenceOf[Prompt], completions: SequenceOf[Completion | ArrayLike]
+    ) -> list[NDArray[np.float32]]:
+        """Log-probabilities float32[T] of given completions behind their prompts, as `Completion.logprobs`.
+
+        completions: Completions or token id sequences, one a prompt.
+        """
+        self._check_running()
+        if len(prompts) != len(completions):
+            raise PromptError(f"score got {len(prompts)} prompts and {len(completions)} completions")
+        requests = []
+        for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            given = completion.token_ids if isinstance(completion, Completion) else completion
+            ids = self._intake.token_ids(prompt, f"prompts[{index}]")
+            wanted = self._intake.check_ids(given, f"completions[{index}]", may_be_empty=True)
+            requests.append(self._scoring_request(ids, wanted, index))
+        for request in requests:
+            self._core.enqueue(request)
+        for _ in self._run(requests, progress=False):
+            pass
+        failed = [request for request in requests if request.error is not None]
+        if failed:
+            raise RequestFailedError(failed, []) from failed[0].error
+        return [request.sequences[0].logprobs for request in requests]
+
+    def _scoring_request(self, ids: NDArray[np.int32], wanted: NDArray[np.int32], index: int) -> Request:
+        length = len(ids) + len(wanted)
+        if length > self.max_seq_len:
+            raise PromptError(
+                f"prompts[{index}] and its completion have {length} tokens, at most {self.max_seq_len} fit"
+            )
+        sampling = SamplingParams(max_tokens=max(1, len(wanted)), seed=0)
+        request = Request(("score", next(self._ids)), ids, sampling, ("score", index), index)
+        sequence = self._intake.sequence(request, 0, 0, length)
+        sequence.tokens[len(ids) :] = wanted
+        sequence.length, sequence.score_from = length, len(ids)
+        if not len(wanted):
+            sequence.finish_reason = "length"
+        request.sequences = [sequence]
+        return request
+
+    def abort(self, request_ids: Iterable[Hashable] | None = None) -> None:
+        """Ends requests with finish_reason "abort" and what they have; None: all. `step()` hands them out."""
+        self._check_open()
+        ids = list(self._core.requests) if request_ids is None else list(request_ids)
+        unknown = [request_id for request_id in ids if request_id not in self._core.requests]
+        if unknown:
+            raise UnknownRequestError(f"no unfinished request has the id(s) {unknown}")
+        for request_id in ids:
+            self._core.abort(self._core.requests[request_id])
+
+    def pause(self) -> None:
+        """`step()` computes nothing until `resume()`; requests keep their place and their cache."""
+        self._check_open()
+        self._paused = True
+
+    def resume(self) -> None:
+        """Undoes `pause`."""
+        self._check_open()
+        self._paused = False
+
+    def sleep(self) -> None:
+        """Gives device memory back: drops the cache and moves the weights to the host until `wake_up()`.
+
+        Unfinished requests stay and are computed again afterwards, with the same tokens.
+        """
+        self._check_open()
+        if not self._asleep:
+            self._core.requeue_running()
+            self._core.scheduler.pool.forget_contents()
+            self._core.executor.offload()
+            self._asleep = True
+
+    def wake_up(self) -> None:
+        """Undoes `sleep`."""
+        self._check_open()
+        if self._asleep:
+            self._core.executor.restore()
+            self._asleep = False
+
+    # Weights
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights that serve; 0 for those the engine was made with."""
+        return self._core.weight_version
+
+    @property
+    def params(self) -> dict:
+        """The weights that serve. Don't donate them."""
+        return self._core.executor.params
+
+    def update_weights(
+        self,
+        weights: Any,
+        *,
+        version: int | None = None,
+        mode: UpdateMode = "drain",
+        strict: bool = True,
+        check_finite: bool = False,
+    ) -> WeightUpdateReport:
+        """Replaces the weights, as a whole or not at all.
+
+        Args:
+            weights: a pytree shaped like `engine.params`, (Hugging Face name, array) pairs or a mapping of
+                them, or a folder of safetensors. Always copied; floats are converted to the engine's dtype.
+            version: a number for these weights; None counts on. The present one again is a no-op.
+            mode: what becomes of running requests. "drain" finishes them on the old weights first, "interrupt"
+                ends them with finish_reason "abort", "inflight" goes on with a cache recomputed under the new
+                weights, "inflight_keep" goes on with the cache as it is.
+            strict: refuse weights that lack some; otherwise those stay, and the report lists them.
+            check_finite: refuse NaN and infinity.
+
+        Raises:
+            WeightUpdateError: with every fault; the old weights keep serving.
+        """
+        self._check_awake()
+        if mode not in UPDATE_MODES:
+            raise ConfigError(f"mode must be one of {', '.join(UPDATE_MODES)}, got {mode!r}")
+        if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+            raise ConfigError(f"version must be None or an int, got {version!r}")
+        previous = self._core.weight_version
+        if version == previous:
+            return WeightUpdateReport(previous, previous, mode, applied=False)
+        if mode == "drain" and self._paused and self._core.scheduler.running:
+            raise EngineStateError(
+                'mode "drain" has to finish running requests, but the engine is paused; resume() first, or '
+                'use mode "interrupt", "inflight" or "inflight_keep"'
+            )
+        started = time.perf_counter()
+        staged = stage(self.model_config, self.params, weights, strict=strict, check_finite=check_finite)
+        staged_at = time.perf_counter()
+        already_ended = len(self._core.ended)
+        recomputed = self._settle_running(mode)
+        settled_at = time.perf_counter()
+        self._core.executor.params = staged.params
+        self._core.weight_version = previous + 1 if version is None else version
+        self._core.scheduler.new_version(self._core.weight_version)
+        if self.drafter is not None:
+            self.drafter.new_version(self._core.weight_version)
+        return WeightUpdateReport(
+            version=self._core.weight_version,
+            previous_version=previous,
+            mode=mode,
+            tensors=staged.tensors,
+            bytes=staged.bytes,
+            kept=tuple(staged.kept),
+            ended=tuple(request.request_id for request in self._core.ended[already_ended:]),
+            recomputed=recomputed,
+            stage_s=staged_at - started,
+            wait_s=settled_at - staged_at,
+            swap_s=time.perf_counter() - settled_at,
+        )
+
+    def _settle_running(self, mode: UpdateMode) -> int:
+        """Prepares running sequences for new weights; how many will be recomputed."""
+        running = self._core.scheduler.running
+        if mode == "drain":
+            while running:
+                self._core.advance(admit=False)
+        elif mode == "interrupt":
+            for request in {id(sequence.request): sequence.request for sequence in running}.values():
+                self._core.abort(request)
+        elif mode == "inflight":
+            return self._core.requeue_running()
+        else:
+            for sequence in running:
+                sequence.keeps_old_cache = True
+        return 0
+
+    # Running
+
+    def _submit_all(
+        self,
+        prompts: SequenceOf[Prompt],
+        sampling: SamplingParams | SequenceOf[SamplingParams],
+        group_ids: SequenceOf[Hashable] | None,
+        continue_from: SequenceOf[Completion | None] | None,
+    ) -> list[Request]:
+        """Checks everything, then queues everything."""
+        self._check_running()
+        if isinstance(prompts, str):
+            raise PromptError("prompts must be a list of prompts, got one text; put it into a list")
+        count = len(prompts)
+        per_prompt = [sampling] * count if isinstance(sampling, SamplingParams) else list(sampling)
+        groups = [None] * count if group_ids is None else list(group_ids)
+        partial = [None] * count if continue_from is None else list(continue_from)
+        for name, values in (("sampling", per_prompt), ("group_ids", groups), ("continue_from", partial)):
+            if len(values) != count:
+                raise ConfigError(
+                    f"{name} must have one entry a prompt: {count} prompts, {len(values)} given"
+                )
+        requests = [
+            self._intake.request(
+                prompts[index],
+                per_prompt[index],
+                request_id=self._new_id(None),
+                group_id=groups[index],
+                index=index,
+                continue_from=partial[index],
+                name=f"prompts[{index}]",
+            )
+            for index in range(count)
+        ]
+        for request in requests:
+            self._core.enqueue(request)
+        return requests
+
+    def _run(self, requests: SequenceOf[Request], progress: bool) -> Iterator[Request]:
+        """Steps until all of `requests` ended; yields each as it does, and aborts the rest if abandoned.
+
+        Other requests advance too; those that end are left for `step()`.
+        """
+        mine = {id(request) for request in requests}
+        others: list[Request] = []
+        started = self._core.stats
+        tokens, steps = started.generated_tokens, started.decode_steps
+        try:
+            with Progress(progress, "prompts", len(requests)) as bar:
+                while True:
+                    ended, self._core.ended = self._core.ended, []
+                    for position, request in enumerate(ended):
+                        if id(request) not in mine:
+                            others.append(request)
+                            continue
+                        mine.discard(id(request))
+                        bar.advance(1)
+                        try:
+                            yield request
+                        except GeneratorExit:
+                            others.extend(ended[position + 1 :])
+                            raise
+                    stats = self._core.stats
+                    bar.report(stats.generated_tokens - tokens, stats.decode_steps - steps)
+                    if not mine:
+                        return
+                    self._check_running()
+                    self._core.advance()
+        finally:
+            for request in requests:
+                if not request.ended:
+                    self._core.abort(request)
+            others.extend(request for request in self._core.ended if id(request) not in mine)
+            self._core.ended = others
+
+    def _new_id(self, request_id: Hashable) -> Hashable:
+        if request_id is None:
+            request_id = next(self._ids)
+            while request_id in self._core.requests:
+                request_id = next(self._ids)
+        elif request_id in self._core.requests:
+            raise ConfigError(f"request_id {request_id!r} belongs to an unfinished request; choose another")
+        return request_id
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineStateError("the engine is closed; make a new one")
+
+    def _check_awake(self) -> None:
+        self._check_open()
+        if self._asleep:
+            raise EngineStateError("the engine is asleep; call wake_up() first")
+
+    def _check_running(self) -> None:
+        self._check_awake()
+        if self._paused:
+            raise EngineStateError("the engine is paused; call resume() first")
+
+    # State
+
+    def warm_up(self, progress: bool = False) -> None:
+        """Compiles every size of step, and measures it for the draft budget. Optional: otherwise each is
+        compiled when it is first needed."""
+        self._check_running()
+        with Progress(progress, "compiling", len(self._core.shapes)) as bar:
+            for shape in self._core.shapes:
+                batch = pack([], shape, self._core.executor.pages_per_sequence)
+                for _ in range(3):
+                    self._core.record_time(shape, self._core.executor.run(shape, batch))
+                bar.advance(1)
+        self._core.executor.warm_up_tables()
+
+    def stats(self) -> EngineStats:
+        """Counts since the start or `reset_stats()`."""
+        stats = self._core.stats
+        stats.running, stats.waiting = len(self._core.scheduler.running), len(self._core.scheduler.waiting)
+        stats.pages, stats.pages_held = self._core.executor.num_pages, self._core.scheduler.pool.num_held
+        stats.preemptions = self._core.scheduler.preemptions
+        stats.prompt_tokens_cached = self._core.scheduler.cached_prompt_tokens
+        stats.step_shapes = self._core.executor.shapes_run
+        stats.drafter_bytes = self.drafter.memory_bytes if self.drafter is not None else 0
+        return stats
+
+    def reset_stats(self) -> None:
+        """Starts counting anew."""
+        self._core.stats = EngineStats()
+        self._core.scheduler.preemptions = self._core.scheduler.cached_prompt_tokens = 0
+
+    def save_history(self, path: str | os.PathLike[str]) -> None:
+        """Writes the drafter's history to one file."""
+        self._drafter_with_history().save(path)
+
+    def load_history(self, path: str | os.PathLike[str]) -> None:
+        """Replaces the drafter's history by what `save_history` wrote."""
+        self._drafter_with_history().load(path)
+
+    def _drafter_with_history(self) -> Drafter:
+        if self.drafter is None:
+            raise EngineStateError('drafting is off (DraftConfig(kind="none")), so there is no history')
+        return self.drafter
+
+    def close(self) -> None:
+        """Fails unfinished requests and frees device memory. A closed engine only says that it is."""
+        if self._closed:
+            return
+        for request in list(self._core.requests.values()):
+            self._core.fail(request, EngineStateError("the engine was closed"))
+        self._core.executor.free()
+        self._closed = True
+
+    def __enter__(self) -> RolloutEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

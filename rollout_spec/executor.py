@@ -1,0 +1,149 @@
+"""What lives on the device: weights, cache and sampling tables, and the calls that use them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .batch import table_rows
+from .config import EngineConfig
+from .errors import CapacityError, EngineStateError
+from .kernels.sampling import SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
+from .kernels.tree_attention import kv_pages_shape
+from .models import ModelConfig
+from .requests import Sequence
+from .step import StepBatch, StepShape, StepState, compiled_step, new_state, write_tables
+
+_MOST_CPU_CACHE_BYTES = 2**30
+_SHARE_OF_FREE_DEVICE_MEMORY = 0.4
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """A step's results on the host, and the seconds from the call to their arrival."""
+
+    sample: TreeSample
+    seconds: float
+    first_of_its_shape: bool
+    """The time may include a compilation."""
+
+
+class Executor:
+    """Owns the device arrays of one engine."""
+
+    def __init__(
+        self, model_config: ModelConfig, params: dict, config: EngineConfig, max_seq_len: int
+    ) -> None:
+        self.model_config = model_config
+        self.config = config
+        self.params = params
+        self.dtype = jax.tree.leaves(params)[0].dtype
+        # Draft nodes may lie behind the last position of the text.
+        self.pages_per_sequence = -(-(max_seq_len + config.draft.max_nodes) // config.page_size)
+        self.num_pages = config.kv_pages or self._default_pages(max_seq_len)
+        self._step = compiled_step(model_config, config.kernel)
+        self._run_before: set[StepShape] = set()
+        self._state: StepState | None = self._new_state()
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        shape = kv_pages_shape(
+            1, self.config.page_size, self.model_config.num_kv_heads, self.model_config.head_dim, self.dtype
+        )
+        return int(np.prod(shape)) * self.dtype.itemsize * self.model_config.num_layers
+
+    @property
+    def shapes_run(self) -> int:
+        return len(self._run_before)
+
+    def _default_pages(self, max_seq_len: int) -> int:
+        page_size, page_bytes = self.config.page_size, self.page_bytes
+        one = -(-max_seq_len // page_size)
+        device = jax.devices()[0]
+        budget = _MOST_CPU_CACHE_BYTES
+        if device.platform != "cpu":
+            memory = device.memory_stats() or {}
+            free = memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0)
+            budget = int(free * _SHARE_OF_FREE_DEVICE_MEMORY) or budget
+        pages = min(one * self.config.max_seqs, budget // page_bytes)
+        if pages < one:
+            raise CapacityError(
+                f"one sequence of {max_seq_len} tokens needs {one} pages of {page_bytes:,} bytes, and "
+                f"{budget:,} bytes are set aside for the cache, enough for {pages * page_size:,} tokens; "
+                "set EngineConfig.max_seq_len lower or EngineConfig.kv_pages yourself"
+            )
+        return pages
+
+    def _new_state(self) -> StepState:
+        return new_state(
+            self.model_config,
+            num_pages=self.num_pages,
+            page_size=self.config.page_size,
+            slots=self.config.max_seqs,
+            dtype=self.dtype,
+        )
+
+    @property
+    def state(self) -> StepState:
+        if self._state is None:
+            raise EngineStateError("the engine is asleep or closed and holds no cache; call wake_up() first")
+        return self._state
+
+    def run(self, shape: StepShape, batch: StepBatch) -> StepOutcome:
+        """One step. The one wait for the device is the fetch of its results."""
+        first = shape not in self._run_before
+        start = time.perf_counter()
+        self._state, sample = self._step(self.params, self.state, batch)
+        sample = jax.device_get(sample)
+        seconds = time.perf_counter() - start
+        self._run_before.add(shape)
+        return StepOutcome(sample, seconds, first)
+
+    def write_tables(self, sequence: Sequence) -> None:
+        """Sets the sampling tables of the sequence's slot."""
+        rows = table_rows(sequence, self.model_config.vocab_size, SEEN_IN_PROMPT, STOP_TOKEN)
+        state = self.state
+        self._state = StepState(state.kv_pages, write_tables(state.tables, np.int32(sequence.slot), *rows))
+        sequence.tables_written = True
+
+    def warm_up_tables(self) -> None:
+        """Compiles `write_tables`; the slots' rows are written anew before they are used."""
+        vocabulary = self.model_config.vocab_size
+        rows = (
+            np.zeros(vocabulary, np.int32),
+            np.zeros(vocabulary, np.uint8),
+            np.zeros(vocabulary, np.float32),
+        )
+        self._state = StepState(self.state.kv_pages, write_tables(self.state.tables, np.int32(0), *rows))
+
+    def recover(self) -> bool:
+        """After a failed call: replaces state that was donated to it. True if the cache was lost."""
+        lost = self._state is not None and any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state))
+        if lost:
+            self._state = self._new_state()
+        return lost
+
+    def free(self) -> None:
+        """Gives the cache's memory back."""
+        self._state = None
+
+    def offload(self) -> None:
+        """Frees the cache and moves the weights to host memory."""
+        self.free()
+        self.params = jax.tree.map(np.array, self.params)
+
+    def restore(self) -> None:
+        """Undoes `offload`, with an empty cache."""
+        self.params = jax.tree.map(jnp.asarray, self.params)
+        self._state = self._new_state()
+
+
+def owned(leaf: Any) -> jax.Array:
+    """A jax array of `leaf`; anything else than one is copied, as its owner may write to it."""
+    return leaf if isinstance(leaf, jax.Array) else jnp.array(leaf)

@@ -1,0 +1,55 @@
+"""The few sizes that steps are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .config import EngineConfig
+from .step import StepShape
+
+_MOST_TREE_TOKENS = 128  # of a step that verifies drafts for several requests
+_PREFILL_ROWS = 64
+
+
+def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
+    """All shapes of an engine, smallest first.
+
+    For 1, 4, 16, ... sequences: one token each, then trees of growing size. Rows are as many as tokens there,
+    as every token of such a step is sampled. On top, the largest step, for prompt chunks.
+    """
+    nodes = config.draft.max_nodes if config.draft.kind != "none" else 0
+    shapes = set()
+    for sequences in sequence_counts(config.max_seqs):
+        most = sequences * (nodes + 1)
+        if sequences > 1:
+            most = min(most, max(_MOST_TREE_TOKENS, sequences))
+        most = min(most, config.max_batch_tokens)
+        tokens = sequences
+        while 3 * tokens <= 2 * most:  # sizes closer than that aren't worth a compilation
+            shapes.add(StepShape(tokens, sequences, tokens))
+            tokens *= 4 if sequences == 1 and tokens == 1 else 2
+        shapes.add(StepShape(most, sequences, most))
+    largest = config.max_batch_tokens
+    rows = min(largest, max(_PREFILL_ROWS, config.max_seqs))
+    tokens = _PREFILL_ROWS
+    while 3 * tokens <= 2 * largest:  # short prompts need not pay for the largest step
+        shapes.add(StepShape(tokens, config.max_seqs, min(tokens, rows)))
+        tokens *= 4
+    shapes.add(StepShape(largest, config.max_seqs, rows))
+    return tuple(sorted(shape for shape in shapes if shape.sequences <= shape.tokens))
+
+
+def sequence_counts(max_seqs: int) -> list[int]:
+    """1, 4, 16, ... up to max_seqs, which is always among them."""
+    counts = [1]
+    while counts[-1] * 4 < max_seqs:
+        counts.append(counts[-1] * 4)
+    return counts if max_seqs == 1 else [*counts, max_seqs]
+
+
+def smallest_fitting(shapes: Sequence[StepShape], tokens: int, sequences: int, rows: int) -> StepShape | None:
+    """The first of `shapes` (sorted) that takes this many tokens, sequences and rows."""
+    for shape in shapes:
+        if shape.tokens >= tokens and shape.sequences >= sequences and shape.rows >= rows:
+            return shape
+    return None

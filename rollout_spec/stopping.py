@@ -1,0 +1,55 @@
+"""Where a completion ends."""
+
+from __future__ import annotations
+
+from .requests import Sequence
+from .tokenizer import Tokenizer
+
+_TEXT_WINDOW = 256  # tokens decoded to look for a stop string
+
+
+def check_end(sequence: Sequence, tokenizer: Tokenizer | None) -> bool:
+    """Whether the token just appended ends the sequence; sets finish_reason, stop_token and text.
+
+    A stop wins over the length limit when both are met by the same token.
+    """
+    token = int(sequence.tokens[sequence.length - 1])
+    generated = sequence.num_generated
+    if token in sequence.stop_tokens and generated > sequence.sampling.min_tokens:
+        end(sequence, tokenizer, "stop", token)
+    elif (found := _stop_string(sequence, tokenizer)) is not None:
+        end(sequence, tokenizer, "stop", found)
+    elif sequence.length >= sequence.max_len:
+        end(sequence, tokenizer, "length", None)
+    return sequence.finish_reason is not None
+
+
+def end(sequence: Sequence, tokenizer: Tokenizer | None, reason: str, stop_token: int | str | None) -> None:
+    """Ends the sequence and decodes its text."""
+    sequence.finish_reason = reason  # type: ignore[assignment]
+    sequence.stop_token = stop_token
+    if tokenizer is None:
+        return
+    text = tokenizer.decode(sequence.output)
+    if isinstance(stop_token, str):
+        # The string was completed by the last token, so it is the occurrence that starts last.
+        at = text.rfind(stop_token)
+        text = text[: at + len(stop_token)] if at >= 0 else text
+    sequence.text = text
+
+
+def _stop_string(sequence: Sequence, tokenizer: Tokenizer | None) -> str | None:
+    """The stop string that the last token completed, if any; the one that begins first."""
+    strings = sequence.sampling.stop_strings
+    if not strings or tokenizer is None or sequence.num_generated < max(1, sequence.sampling.min_tokens):
+        return None
+    output = sequence.output[-_TEXT_WINDOW:]
+    text = tokenizer.decode(output)
+    before = tokenizer.decode(output[:-1]).rstrip("\ufffd")  # an unfinished character may still change
+    found = []
+    for string in strings:
+        # Only an occurrence that reaches into the new text was completed by this token.
+        at = text.find(string, max(0, len(before) - len(string) + 1))
+        if at >= 0:
+            found.append((at, string))
+    return min(found)[1] if found else None
