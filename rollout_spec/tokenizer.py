@@ -52,14 +52,14 @@ class Tokenizer:
     def render_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The prompt text of chat messages, by the model's template; `variables` are passed to it (tools, ...).
+        """The prompt text of chat messages by the model's template, which also sees `variables` (tools, ...).
 
         Raises PromptError if the model has no template or the template refuses the messages.
         """
         if self.chat_template is None:
             raise PromptError(
-                "chat messages need a chat template and this model's files hold none: give the prompt as text or "
-                "token ids, or set `tokenizer.chat_template`"
+                "chat messages need a chat template and this model's files hold none: give the prompt as "
+                "text or token ids, or set `tokenizer.chat_template`"
             )
         return render_chat(
             self.chat_template,

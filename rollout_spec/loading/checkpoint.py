@@ -15,36 +15,45 @@ from rollout_spec.weights.names import expected_shapes, from_hf, is_ignored
 
 
 class LazyTensor(NamedTuple):
-    """An array not read yet: its shape, in Hugging Face's layout, and how to read it."""
+    """An array not read yet: its shape and type as stored, in Hugging Face's layout, and how to read it."""
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    unreadable: str | None = None
+    """Name of the stored type if it can't be read."""
 
 
-def faults_of(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """A sentence for every weight that is missing, unknown or of another shape; names as Hugging Face's."""
+def faults_of(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> list[str]:
+    """A sentence for every weight that is missing, unknown, of another shape or of an unreadable type."""
     expected = expected_shapes(config)
-    faults = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in shapes]
-    faults += [
-        f"unknown: {name} {shapes[name]}"
-        for name in shapes
+    missing = [f"missing: {name} {shape}" for name, shape in expected.items() if name not in tensors]
+    unknown = [
+        f"unknown: {name} {tensor.shape}"
+        for name, tensor in tensors.items()
         if name not in expected and not is_ignored(config, name)
     ]
-    faults += [
-        f"wrong shape: {name} is {shapes[name]}, expected {shape}"
-        for name, shape in expected.items()
-        if name in shapes and shapes[name] != shape
-    ]
-    return faults
+    misshapen, unreadable = [], []
+    for name, shape in expected.items():
+        if name not in tensors:
+            continue
+        if tensors[name].shape != shape:
+            misshapen.append(f"wrong shape: {name} is {tensors[name].shape}, expected {shape}")
+        if tensors[name].unreadable:
+            unreadable.append(f"stored as {tensors[name].unreadable}, which can't be read: {name}")
+    return missing + unknown + misshapen + unreadable
 
 
 def assemble(config: ModelConfig, tensors: Mapping[str, LazyTensor], dtype: Any) -> Params:
-    """The params tree in `dtype`, reading one tensor at a time; ModelLoadError lists every fault before any read."""
-    faults = faults_of(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    """The params tree in `dtype`, reading one tensor at a time; names as Hugging Face's.
+
+    Names, shapes and types are checked before anything is read; the ModelLoadError lists every fault.
+    """
+    faults = faults_of(config, tensors)
     if faults:
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise ModelLoadError(
-            f"the checkpoint does not fit the {config.architecture} model its configuration describes, "
-            f"{len(faults)} faults:\n  " + "\n  ".join(faults)
+            f"the checkpoint does not fit the {config.architecture} model that its configuration describes, "
+            f"{count}:\n  " + "\n  ".join(faults)
         )
     params: Params = {}
     for name in expected_shapes(config):
@@ -52,5 +61,6 @@ def assemble(config: ModelConfig, tensors: Mapping[str, LazyTensor], dtype: Any)
         branch = params
         for part in path[:-1]:
             branch = branch.setdefault(part, {})
-        branch[path[-1]] = jax.device_put(np.ascontiguousarray(array, dtype=dtype))
+        # A copy of our own: on CPU jax keeps the memory it is given, which may be a mapped file.
+        branch[path[-1]] = jax.device_put(np.array(array, dtype=dtype, order="C"))
     return params

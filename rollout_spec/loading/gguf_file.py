@@ -1,8 +1,8 @@
 """GGUF files (llama.cpp's format): configuration, dequantised tensors, tokenizer.
 
 What differs from Hugging Face's layout: dimensions are listed innermost first (the `gguf` library's arrays
-have them in the usual order); names are llama.cpp's; in some architectures the rows of q and k are permuted for
-its rotary embedding; numbers are float32, so an epsilon of 1e-5 reads 9.999999747e-06.
+have them in the usual order); names are llama.cpp's; in some architectures the rows of q and k are permuted
+for its rotary embedding; numbers are float32, so an epsilon of 1e-5 reads 9.999999747e-06.
 """
 
 from __future__ import annotations
@@ -47,29 +47,23 @@ class GGUFFile:
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
     def tensors(self) -> dict[str, LazyTensor]:
-        """Every tensor but the rotary factors, by Hugging Face name and layout; unknown ones keep GGUF's name.
-
-        Raises ModelLoadError that lists tensors of types the `gguf` library can't dequantise.
-        """
+        """Every tensor but the rotary factors, by Hugging Face name; unknown ones keep their own."""
         family = FAMILIES[self.config.architecture]
         hf_names = self._huggingface_names()
-        faults, found = [], {}
+        found = {}
         for name, tensor in self._tensors.items():
             if name == _FREQUENCY_FACTORS:
                 continue
-            if not _can_dequantise(tensor):
-                faults.append(f"{name}: type {tensor.tensor_type.name}")
             hf_name = hf_names.get(name, name)
             heads = 0
             if family.gguf_rotary_interleaved and ".self_attn.q_proj." in hf_name:
                 heads = self.config.num_heads
             elif family.gguf_rotary_interleaved and ".self_attn.k_proj." in hf_name:
                 heads = self.config.num_kv_heads
-            shape = tuple(int(size) for size in reversed(tensor.shape))
-            found[hf_name] = LazyTensor(shape, functools.partial(_read, tensor, heads))
-        if faults:
-            raise ModelLoadError(
-                f"{self._path} holds tensors that can't be dequantised:\n  " + "\n  ".join(faults)
+            found[hf_name] = LazyTensor(
+                tuple(int(size) for size in reversed(tensor.shape)),
+                functools.partial(_read, tensor, heads),
+                unreadable=None if _can_dequantise(tensor) else tensor.tensor_type.name,
             )
         return found
 
@@ -155,24 +149,35 @@ class GGUFFile:
 
         theta, kind = value("freq_base", 10_000.0), value("scaling.type", "none")
         factor = value("scaling.factor") or value("scale_linear") or 1.0
+        if kind not in ("none", "linear", "yarn"):
+            faults.append(f"{architecture}.rope.scaling.type={kind!r}: supported are none, linear and yarn")
+            return RopeConfig(theta=theta)
         if _FREQUENCY_FACTORS in self._tensors:
-            divisors = _read(self._tensors[_FREQUENCY_FACTORS], 0)
-            if divisors.shape != (head_dim // 2,):
-                faults.append(f"{_FREQUENCY_FACTORS} has shape {divisors.shape}, expected {(head_dim // 2,)}")
-            return RopeConfig("factors", theta, frequency_factors=tuple(float(x) for x in divisors))
-        if kind in ("none", "linear"):
-            return RopeConfig("linear", theta, factor) if factor != 1.0 else RopeConfig(theta=theta)
+            divisors = _read(self._tensors[_FREQUENCY_FACTORS])
+            if kind == "yarn" or divisors.shape != (head_dim // 2,):
+                faults.append(
+                    f"tensor {_FREQUENCY_FACTORS} has shape {divisors.shape} beside scaling type {kind!r}: "
+                    f"expected {(head_dim // 2,)} and none or linear"
+                )
+            scale = factor if kind == "linear" else 1.0
+            return RopeConfig("factors", theta, frequency_factors=tuple(scale * float(x) for x in divisors))
         if kind == "yarn":
+            if value("scaling.yarn_ext_factor", -1.0) not in (-1.0, 1.0):
+                faults.append(f"{architecture}.rope.scaling.yarn_ext_factor: only 1 is supported")
+            if value("scaling.yarn_log_multiplier", 0.0):
+                faults.append(f"{architecture}.rope.scaling.yarn_log_multiplier isn't supported")
+            own_factor = value("scaling.attn_factor", 1.0) * value("scaling.yarn_attn_factor", 1.0)
             return RopeConfig(
                 "yarn",
                 theta,
                 factor,
                 value("scaling.original_context_length", context),
-                attention_factor=value("scaling.attn_factor", 1.0) * yarn_attention_factor(factor),
+                attention_factor=own_factor * yarn_attention_factor(factor),
                 beta_fast=value("scaling.yarn_beta_fast", 32.0),
                 beta_slow=value("scaling.yarn_beta_slow", 1.0),
             )
-        faults.append(f"{architecture}.rope.scaling.type={kind!r}: supported are none, linear, yarn")
+        if kind == "linear" and factor != 1.0:
+            return RopeConfig("linear", theta, factor)
         return RopeConfig(theta=theta)
 
     def _refusal(self, faults: list[str]) -> ModelLoadError:
@@ -180,25 +185,17 @@ class GGUFFile:
 
 
 def _can_dequantise(tensor: gguf.ReaderTensor) -> bool:
-    kind = tensor.tensor_type
-    plain = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
-    if kind in plain:
-        return True
+    """Whether the `gguf` library knows the type, tried on the first row."""
     try:
-        # The first block of the first row: whether the library knows the type.
-        row = tensor.data.reshape(-1, tensor.data.shape[-1])[:1]
-        gguf.dequantize(row, kind)
+        gguf.dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], tensor.tensor_type)
     except NotImplementedError:
         return False
     return True
 
 
-def _read(tensor: gguf.ReaderTensor, interleaved_heads: int) -> np.ndarray:
-    """float32 (float16 stays so) [out, in], with the rows of q and k back in rotate-half order."""
-    if tensor.tensor_type in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
-        array = tensor.data
-    else:
-        array = gguf.dequantize(tensor.data, tensor.tensor_type)
+def _read(tensor: gguf.ReaderTensor, interleaved_heads: int = 0) -> np.ndarray:
+    """float32 [out, in] or [out]; the rows of q and k, if interleaved, back in rotate-half order."""
+    array = gguf.dequantize(tensor.data, tensor.tensor_type)
     if not interleaved_heads:
         return array
     # Row 2 d + j of a head holds what rotate-half keeps in row j D/2 + d.

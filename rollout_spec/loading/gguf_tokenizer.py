@@ -1,8 +1,13 @@
-"""A tokenizer rebuilt from the metadata of a GGUF file."""
+"""A tokenizer rebuilt from the metadata of a GGUF file.
+
+Two values of tokenizer.ggml.model are known: "gpt2", byte-level BPE with given merges, and "llama",
+SentencePiece's BPE with a score for each piece. Anything else is refused by name: a wrong split would quietly
+change every prompt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -12,7 +17,11 @@ from rollout_spec.errors import ModelLoadError
 from rollout_spec.models import ModelConfig
 from rollout_spec.tokenizer import Tokenizer
 
-_CONTROL, _USER_DEFINED = 3, 4  # token types of the format, beside 1 normal, 2 unknown, 5 unused, 6 byte
+Metadata = Callable[..., Any]
+"""metadata(key, default=None) -> value of a GGUF field."""
+
+# Token types of the format.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 # Words with contractions, digits in groups of at most {digits}, punctuation, line breaks, other space: the
 # pattern of tiktoken's cl100k, in the form that Llama 3 (3 digits) and Qwen2 (1 digit) publish.
@@ -20,57 +29,55 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-Metadata = Callable[..., Any]
-"""metadata(key, default=None) -> value of a GGUF field."""
+_SAME_SPLIT = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's sign for a space
 
 
 def build_tokenizer(metadata: Metadata, config: ModelConfig) -> Tokenizer:
-    """The tokenizer that `tokenizer.ggml.*` describes: byte-level BPE ("gpt2").
+    """The tokenizer that the fields `tokenizer.*` describe.
 
-    Raises ModelLoadError for other models and for pre-tokenizers it doesn't know, by name: a wrong split would
-    quietly change every prompt.
+    Raises ModelLoadError if there is none, or for a model or pre-tokenizer that isn't known.
     """
-    tokens: list[str] = metadata("tokenizer.ggml.tokens")
-    model = metadata("tokenizer.ggml.model")
+    tokens: list[str] | None = metadata("tokenizer.ggml.tokens")
     if tokens is None:
-        raise ModelLoadError("the GGUF file holds no tokenizer (tokenizer.ggml.tokens)")
-    if model != "gpt2":
-        raise ModelLoadError(f"tokenizer.ggml.model={model!r}: supported is gpt2 (byte-level BPE)")
-    backend = _byte_level_bpe(metadata, tokens, config.architecture)
+        raise ModelLoadError("the GGUF file holds no tokenizer (field tokenizer.ggml.tokens)")
+    types = metadata("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    model = metadata("tokenizer.ggml.model")
+    if model == "gpt2":
+        backend = _byte_level_bpe(metadata, tokens, config.architecture)
+        starts_by_default = _split_kind(metadata) == "llama-bpe"
+    elif model == "llama":
+        backend = _sentencepiece_bpe(metadata, tokens, types)
+        starts_by_default = True
+    else:
+        raise ModelLoadError(
+            f"tokenizer.ggml.model={model!r}: supported are gpt2 (byte-level BPE) and llama "
+            "(SentencePiece's BPE)"
+        )
 
-    types = metadata("tokenizer.ggml.token_type") or [1] * len(tokens)
-    backend.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind == _CONTROL
-        ]
-    )
-    backend.add_tokens(
-        [
-            AddedToken(token, special=False, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind == _USER_DEFINED
-        ]
-    )
-    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    special = {
-        f"{name}_token": tokens[identifier]
-        for name, key in names.items()
-        if (identifier := metadata(f"tokenizer.ggml.{key}_token_id")) is not None
-    }
-    _add_post_processor(backend, metadata, special)
+    backend.add_special_tokens(_added(tokens, types, (_CONTROL, _UNKNOWN), special=True))
+    backend.add_tokens(_added(tokens, types, (_USER_DEFINED,), special=False))
+    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    identifiers = {name: metadata(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
+    special_tokens = {name: tokens[index] for name, index in identifiers.items() if index is not None}
+    before = metadata("tokenizer.ggml.add_bos_token", starts_by_default) and special_tokens.get("bos_token")
+    after = metadata("tokenizer.ggml.add_eos_token", False) and special_tokens.get("eos_token")
+    _surround(backend, before or None, after or None)
     return Tokenizer(
         backend,
         chat_template=metadata("tokenizer.chat_template"),
-        special_tokens=special,
+        special_tokens=special_tokens,
         eos_token_ids=config.eos_token_ids,
     )
 
 
+def _split_kind(metadata: Metadata) -> str:
+    kind: str = metadata("tokenizer.ggml.pre", "default")
+    return _SAME_SPLIT.get(kind, kind)
+
+
 def _byte_level_bpe(metadata: Metadata, tokens: list[str], architecture: str) -> Backend:
-    kind = metadata("tokenizer.ggml.pre", "default")
+    kind = _split_kind(metadata)
     if kind == "default" and architecture == "qwen2":
         kind = "qwen2"  # files from before the field was introduced
     merges = [tuple(merge.split(" ")) for merge in metadata("tokenizer.ggml.merges") or []]
@@ -85,28 +92,71 @@ def _byte_level_bpe(metadata: Metadata, tokens: list[str], architecture: str) ->
         backend.pre_tokenizer = plain
     elif kind in ("llama-bpe", "qwen2"):
         words = Regex(_WORDS.format(digits="{1,3}" if kind == "llama-bpe" else ""))
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(words, behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        split = pre_tokenizers.Split(words, behavior="isolated")
+        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
         if kind == "qwen2":
             backend.normalizer = normalizers.NFC()
     else:
         raise ModelLoadError(
-            f"tokenizer.ggml.pre={kind!r}: supported are smollm, llama-bpe, qwen2, gpt-2, default"
+            f"tokenizer.ggml.pre={kind!r}: supported are smollm, llama-bpe, qwen2, gpt-2 and default"
         )
     return backend
 
 
-def _add_post_processor(backend: Backend, metadata: Metadata, special: dict[str, str]) -> None:
-    """Put the start token before every text if the model was trained so (Llama 3; not SmolLM2 or Qwen2)."""
-    starts_by_default = metadata("tokenizer.ggml.pre") == "llama-bpe"
-    if metadata("tokenizer.ggml.add_bos_token", starts_by_default) and "bos_token" in special:
-        bos = special["bos_token"]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A",
-            pair=f"{bos} $A {bos}:1 $B:1",
-            special_tokens=[(bos, backend.token_to_id(bos))],
+def _sentencepiece_bpe(metadata: Metadata, tokens: list[str], types: list[int]) -> Backend:
+    """SentencePiece joins the neighbours whose union scores best: BPE whose merges rank by score."""
+    if metadata("tokenizer.ggml.precompiled_charsmap") is not None:
+        raise ModelLoadError(
+            "tokenizer.ggml.precompiled_charsmap: SentencePiece's own normalisers aren't supported"
         )
+    scores = metadata("tokenizer.ggml.scores")
+    if scores is None:
+        raise ModelLoadError("the GGUF file's SentencePiece tokenizer has no scores (tokenizer.ggml.scores)")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    ranked = []
+    for token, score, kind in zip(tokens, scores, types, strict=True):
+        if kind != _NORMAL:
+            continue
+        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        ranked += [(-score, pair) for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
+    ranked.sort(key=lambda entry: entry[0])  # stable: splits of one piece stay in order
+    unknown = metadata("tokenizer.ggml.unknown_token_id")
+    backend = Backend(
+        models.BPE(
+            vocabulary,
+            [pair for _, pair in ranked],
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    starts_with_space = metadata("tokenizer.ggml.add_space_prefix", True)
+    spaces: list[Any] = [normalizers.Replace(" ", _SPACE)]
+    text: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if starts_with_space:
+        spaces.insert(0, normalizers.Prepend(_SPACE))
+        text.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = normalizers.Sequence(spaces)
+    backend.decoder = decoders.Sequence(text)
+    return backend
+
+
+def _added(tokens: list[str], types: list[int], kinds: tuple[int, ...], *, special: bool) -> list[AddedToken]:
+    """Tokens that are found in the text before anything is split."""
+    pairs: Iterable[tuple[str, int]] = zip(tokens, types, strict=True)
+    return [AddedToken(token, special=special, normalized=False) for token, kind in pairs if kind in kinds]
+
+
+def _surround(backend: Backend, before: str | None, after: str | None) -> None:
+    """Put start or end tokens around every text, if the model was trained so (Llama; not SmolLM2, Qwen2)."""
+    around = [token for token in (before, after) if token is not None]
+    if not around:
+        return
+    single = [*([before] if before else []), "$A", *([after] if after else [])]
+    second = [part.replace("$A", "$B") + ":1" for part in single]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single,
+        pair=[*single, *second],
+        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys(around)],
+    )

@@ -18,6 +18,7 @@ from rollout_spec.tokenizer import Tokenizer
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names; others need scales to mean anything
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -65,8 +66,13 @@ def tensors(folder: Path) -> dict[str, LazyTensor]:
             if name not in in_file:
                 not_there.append(f"{name} (said to be in {file_name})")
                 continue
-            shape = tuple(file.get_slice(name).get_shape())
-            found[name] = LazyTensor(shape, functools.partial(file.get_tensor, name))
+            header = file.get_slice(name)
+            stored_as = header.get_dtype()
+            found[name] = LazyTensor(
+                tuple(header.get_shape()),
+                functools.partial(file.get_tensor, name),
+                unreadable=None if stored_as in _FLOAT_TYPES else stored_as,
+            )
     if not_there:
         raise ModelLoadError(f"{_INDEX} names tensors that its shards lack:\n  " + "\n  ".join(not_there))
     return found
@@ -96,7 +102,7 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's: a string, or a list of named ones of which "default"."""
+    """chat_template.jinja, else tokenizer_config.json's: a string, or "default" of a list of named ones."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

@@ -74,11 +74,14 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def parse_rope(raw: Mapping[str, Any], faults: list[str]) -> RopeConfig:
-    """Rotary options in either spelling: `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`.
+    """Rotary options in either spelling: `rope_theta` and `rope_scaling`, or the newer `rope_parameters`.
 
     Unsupported ones are appended to `faults`.
     """
     options = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    if any(isinstance(value, dict) for value in options.values()):
+        faults.append(f"rope_parameters by layer type ({', '.join(options)}): only one set for all layers")
+        return RopeConfig()
     theta = float(options.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
     kind = options.get("rope_type") or options.get("type") or "default"
     partial = options.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
@@ -88,8 +91,8 @@ def parse_rope(raw: Mapping[str, Any], faults: list[str]) -> RopeConfig:
         return RopeConfig(theta=theta)
     if kind not in ("linear", "dynamic", "llama3", "yarn"):
         faults.append(
-            f"rope scaling kind {kind!r}: supported are default, linear, dynamic (up to the original length), "
-            "llama3, yarn"
+            f"rope scaling kind {kind!r}: supported are default, linear, dynamic (up to the original "
+            "length), llama3 and yarn"
         )
         return RopeConfig(theta=theta)
 
@@ -110,12 +113,12 @@ def parse_rope(raw: Mapping[str, Any], faults: list[str]) -> RopeConfig:
         return RopeConfig(theta=theta)
 
     if kind == "linear":
-        return RopeConfig(kind, theta, float(factor))
+        return RopeConfig("linear", theta, float(factor))
     if kind == "dynamic":  # transformers goes by max_position_embeddings alone
-        return RopeConfig(kind, theta, float(factor), raw.get("max_position_embeddings"))
+        return RopeConfig("dynamic", theta, float(factor), raw.get("max_position_embeddings"))
     if kind == "llama3":
         return RopeConfig(
-            kind,
+            "llama3",
             theta,
             float(factor),
             trained_length,

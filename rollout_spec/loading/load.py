@@ -30,8 +30,8 @@ def load_model(path: str | os.PathLike[str], dtype: Any = None) -> LoadedModel:
     """Load a Hugging Face folder (config.json, *.safetensors, tokenizer.json) or a .gguf file.
 
     dtype: of all weights, whatever they are stored in; None means float32 on CPU and bfloat16 elsewhere (CPUs
-    compute bfloat16 many times slower). Weights are converted one at a time, so the peak is the model in `dtype`
-    and one tensor. Raises ModelLoadError (a ValueError) that lists every fault found.
+    compute bfloat16 many times slower). Weights are converted one at a time, so memory peaks at the model in
+    `dtype` and one tensor. Raises ModelLoadError (a ValueError) that lists every fault found.
     """
     location = Path(path).expanduser()
     if not location.exists():

@@ -14,8 +14,8 @@ from rollout_spec.models.rope import rotary_table
 class DecoderModel(nnx.Module):
     """A causal language model; a family that differs overrides the parts in which it does.
 
-    Submodules carry the names of Hugging Face checkpoints, from which `rollout_spec.weights.names` derives the
-    mapping of weights.
+    Submodules carry the names of Hugging Face checkpoints, from which `rollout_spec.weights.names` derives
+    the mapping of weights.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -28,9 +28,9 @@ class DecoderModel(nnx.Module):
     def __call__(self, token_ids: jax.Array, positions: jax.Array | None = None) -> jax.Array:
         """Logits of whole sequences, without a cache: for training and scoring; differentiable.
 
-        token_ids int32[B, T]; positions int32[B, T] rotate queries and keys (default 0 .. T-1). The mask goes by
-        index: a token sees those before it in its row, so padding belongs at the right, where nothing reads it.
-        Returns float32[B, T, V].
+        token_ids int32[B, T]; positions int32[B, T] rotate queries and keys (default 0 .. T-1). Returns
+        float32[B, T, V]. The mask goes by index: a token sees those before it in its row, so padding belongs
+        at the right, where nothing reads it.
         """
         batch, length = token_ids.shape
         if positions is None:
@@ -46,9 +46,9 @@ class DecoderModel(nnx.Module):
     def hidden_states(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
         """Hidden states after the final norm, [T, E], of token_ids int32[T] at positions int32[T].
 
-        `attend(layer, q [T, Hq, D], k [T, Hk, D], v [T, Hk, D]) -> [T, Hq, D]` gets rotated q and k, and decides
-        what each token sees; it should scale scores by `config.attention_scale`. Which tokens belong together
-        is its business alone: the rest of the network works on each token by itself.
+        `attend(layer, q [T, Hq, D], k [T, Hk, D], v [T, Hk, D]) -> [T, Hq, D]` gets rotated q and k, and
+        decides what each token sees; it should scale scores by `config.attention_scale`. Which tokens belong
+        together is its business alone: the rest of the network works on each token by itself.
         """
         table = rotary_table(positions, self.config.rope, self.config.head_dim)
         hidden = self.embed_tokens(token_ids)
@@ -67,9 +67,10 @@ class DecoderModel(nnx.Module):
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float) -> jax.Array:
-    """Softmax attention of each token over those up to itself: q [B, T, Hq, D], k and v [B, T, Hk, D] -> like q.
+    """Softmax attention of each token over those up to itself.
 
-    Query head h reads key head h // (Hq / Hk). Scores and softmax in float32.
+    q [B, T, Hq, D], k and v [B, T, Hk, D] -> [B, T, Hq, D]; query head h reads key head h // (Hq / Hk).
+    Scores and softmax are float32.
     """
     batch, length, query_heads, head_dim = q.shape
     precision = matmul_precision(q.dtype)

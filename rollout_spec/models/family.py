@@ -15,7 +15,7 @@ class Family:
     """One architecture: its module and how its checkpoints differ from others'."""
 
     name: str
-    """`ModelConfig.architecture`; also `model_type` in config.json and `general.architecture` in GGUF files."""
+    """`ModelConfig.architecture`; `model_type` in config.json; `general.architecture` in GGUF files."""
     module: Callable[[ModelConfig], DecoderModel]
     huggingface_architectures: tuple[str, ...]
     """Class names that config.json may list under `architectures`."""

@@ -1,7 +1,7 @@
 """Layers shared by the model families, on flat token arrays [T, ...].
 
-Weights are stored [in, out] and used as `x @ w`, the fastest layout on CPU. Compute runs in the weights' dtype;
-norms, rotary embedding, softmax and logits in float32.
+Weights are stored [in, out] and used as `x @ w`, the fastest layout on CPU. Compute runs in the weights'
+dtype; norms, rotary embedding, softmax and logits in float32.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from rollout_spec.models.config import ModelConfig
 from rollout_spec.models.decoder import DecoderModel
 from rollout_spec.models.family import Family
 
-Params = dict[str, Any]
-"""Nested dict of arrays, as `nnx.to_pure_dict` gives it: {"embed_tokens": {"embedding": ...}, "layers": {0: ...}}."""
+Params = dict[Any, Any]
+"""Nested dict of arrays as of `nnx.to_pure_dict`: {"embed_tokens": {...}, "layers": {0: {...}, ...}, ...}."""
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (llama.FAMILY, qwen2.FAMILY)}
 
@@ -41,7 +41,7 @@ def _split(config: ModelConfig) -> tuple[nnx.GraphDef[DecoderModel], Params]:
 
 @functools.lru_cache(maxsize=64)
 def build(config: ModelConfig) -> nnx.GraphDef[DecoderModel]:
-    """The model without its weights; `nnx.merge(build(config), params)` gives a `DecoderModel`, also under jit."""
+    """The model without its weights: `nnx.merge(build(config), params)` is a `DecoderModel` (also in jit)."""
     return _split(config)[0]
 
 
@@ -53,8 +53,9 @@ def abstract_params(config: ModelConfig, dtype: Any = jnp.float32) -> Params:
 def init_params(config: ModelConfig, seed: int = 0, dtype: Any = jnp.float32) -> Params:
     """Random weights for tests and for training from nothing, the same on every platform.
 
-    Matrices are normal with variance 1 / fan-in (the embedding: 1 / hidden_size), so that logits have a standard
-    deviation near 1 and depend on the context; biases are normal with deviation 0.1; norm scales lie around 1.
+    Matrices are normal with variance 1 / fan-in (the embedding: 1 / hidden_size), so that logits have a
+    standard deviation near 1 and depend on the context; biases are normal with deviation 0.1; norm scales lie
+    around 1.
     """
     generator = np.random.default_rng(seed)
 
@@ -82,5 +83,5 @@ def _apply(config: ModelConfig) -> Callable[..., jax.Array]:
 def apply(
     config: ModelConfig, params: Params, token_ids: jax.Array, positions: jax.Array | None = None
 ) -> jax.Array:
-    """Logits float32[B, T, V] of token_ids int32[B, T]: `DecoderModel.__call__`, jitted and cached by config."""
+    """Logits float32[B, T, V] of token_ids int32[B, T]: `DecoderModel.__call__`, jitted, cached by config."""
     return _apply(config)(params, jnp.asarray(token_ids), positions)

@@ -49,13 +49,13 @@ def yarn_attention_factor(
 
 
 def rotary_table(positions: jax.Array, rope: RopeConfig, head_dim: int) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine for `rotate`, computed once a forward pass: positions int32[T] -> 2 x float32[T, 1, D/2]."""
+    """Cosine and sine for `rotate`, once a forward pass: positions int32[T] -> 2 x float32[T, 1, D/2]."""
     angles = positions.astype(jnp.float32)[:, None, None] * inverse_frequencies(rope, head_dim)
     return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
 
 def rotate(heads: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turn queries or keys [T, H, D] by their positions' angles; computed in float32, returned in their dtype."""
+    """Turn queries or keys [T, H, D] by their positions' angles; float32 inside, their dtype outside."""
     cos, sin = table
     first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -73,8 +73,8 @@ def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
 
 
 def _yarn(frequencies: np.ndarray, rope: RopeConfig, head_dim: int) -> np.ndarray:
-    """YaRN (https://arxiv.org/abs/2309.00071), "NTK-by-parts": a linear ramp over the dimensions between those
-    that turn `beta_fast` and those that turn `beta_slow` times over the original context."""
+    """YaRN (https://arxiv.org/abs/2309.00071), "NTK-by-parts": a linear ramp over the dimensions, between the
+    one that turns `beta_fast` times and the one that turns `beta_slow` times over the original context."""
     context = rope.original_max_position_embeddings
     assert context is not None
 
