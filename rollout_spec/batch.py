@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from .kernels.sampling import SampleRows, SequenceSampling
 from .requests import Sequence
@@ -52,20 +53,25 @@ class StepEntry:
         return self.num_tokens - self.count + 1 if self.samples else 0
 
 
+def _filled(value: int, shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
+    """A numpy array where the type says jax array: the jitted step takes either."""
+    return np.full(shape, value, dtype)
+
+
 def pack(entries: SequenceOf[StepEntry], shape: StepShape, pages_per_sequence: int) -> StepBatch:
     """The arrays of a step of `shape`; the entries must fit it."""
-    tokens, positions = np.zeros(shape.tokens, np.int32), np.zeros(shape.tokens, np.int32)
-    ancestors = np.full((shape.tokens, 2), _CAUSAL, np.uint32)
-    cu_q_lens, kv_lens = np.zeros(shape.sequences + 1, np.int32), np.zeros(shape.sequences, np.int32)
-    page_table = np.zeros((shape.sequences, pages_per_sequence), np.int32)
-    row_tokens, row_sources = np.zeros(shape.rows, np.int32), np.zeros(shape.rows, np.int32)
-    row_in_use = np.zeros(shape.rows, np.bool_)
+    tokens, positions = _filled(0, shape.tokens, np.int32), _filled(0, shape.tokens, np.int32)
+    ancestors = _filled(_CAUSAL, (shape.tokens, 2), np.uint32)
+    cu_q_lens, kv_lens = _filled(0, shape.sequences + 1, np.int32), _filled(0, shape.sequences, np.int32)
+    page_table = _filled(0, (shape.sequences, pages_per_sequence), np.int32)
+    row_tokens, row_sources = _filled(0, shape.rows, np.int32), _filled(0, shape.rows, np.int32)
+    row_in_use = _filled(0, shape.rows, np.bool_)
     rows = SampleRows(
-        token_ids=np.zeros(shape.rows, np.int32),
-        parents=np.full(shape.rows, -1, np.int32),
-        sequences=np.zeros(shape.rows, np.int32),
-        positions=np.zeros(shape.rows, np.int32),
-        targets=np.zeros(shape.rows, np.int32),
+        token_ids=_filled(0, shape.rows, np.int32),
+        parents=_filled(-1, shape.rows, np.int32),
+        sequences=_filled(0, shape.rows, np.int32),
+        positions=_filled(0, shape.rows, np.int32),
+        targets=_filled(0, shape.rows, np.int32),
     )
     token, row = 0, 0
     for number, entry in enumerate(entries):
@@ -113,7 +119,7 @@ def pack(entries: SequenceOf[StepEntry], shape: StepShape, pages_per_sequence: i
         cu_q_lens=cu_q_lens,
         kv_lens=kv_lens,
         page_table=page_table,
-        num_seqs=np.array([len(entries)], np.int32),
+        num_seqs=_filled(len(entries), 1, np.int32),
         row_tokens=row_tokens,
         row_sources=row_sources,
         row_in_use=row_in_use,
@@ -124,17 +130,17 @@ def pack(entries: SequenceOf[StepEntry], shape: StepShape, pages_per_sequence: i
 
 def _sampling(entries: SequenceOf[StepEntry], count: int) -> SequenceSampling:
     arrays = SequenceSampling(
-        slots=np.zeros(count, np.int32),
-        seeds=np.zeros((count, 2), np.uint32),
-        temperature=np.zeros(count, np.float32),
-        top_k=np.zeros(count, np.int32),
-        top_p=np.ones(count, np.float32),
-        min_p=np.zeros(count, np.float32),
-        repetition_penalty=np.ones(count, np.float32),
-        presence_penalty=np.zeros(count, np.float32),
-        frequency_penalty=np.zeros(count, np.float32),
-        stop_from_position=np.zeros(count, np.int32),
-        uses_tables=np.zeros(count, np.bool_),
+        slots=_filled(0, count, np.int32),
+        seeds=_filled(0, (count, 2), np.uint32),
+        temperature=_filled(0, count, np.float32),
+        top_k=_filled(0, count, np.int32),
+        top_p=_filled(1, count, np.float32),
+        min_p=_filled(0, count, np.float32),
+        repetition_penalty=_filled(1, count, np.float32),
+        presence_penalty=_filled(0, count, np.float32),
+        frequency_penalty=_filled(0, count, np.float32),
+        stop_from_position=_filled(0, count, np.int32),
+        uses_tables=_filled(0, count, np.bool_),
     )
     for number, entry in enumerate(entries):
         sequence, sampling = entry.sequence, entry.sequence.sampling

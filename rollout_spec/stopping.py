@@ -25,17 +25,24 @@ def check_end(sequence: Sequence, tokenizer: Tokenizer | None) -> bool:
 
 
 def end(sequence: Sequence, tokenizer: Tokenizer | None, reason: str, stop_token: int | str | None) -> None:
-    """Ends the sequence and decodes its text."""
+    """Ends the sequence and decodes its text, cut behind the stop string that ended it."""
     sequence.finish_reason = reason  # type: ignore[assignment]
     sequence.stop_token = stop_token
     if tokenizer is None:
         return
-    text = tokenizer.decode(sequence.output)
+    sequence.text = text = tokenizer.decode(sequence.output.tolist())
     if isinstance(stop_token, str):
-        # The string was completed by the last token, so it is the occurrence that starts last.
-        at = text.rfind(stop_token)
-        text = text[: at + len(stop_token)] if at >= 0 else text
-    sequence.text = text
+        before = tokenizer.decode(sequence.output[:-1].tolist())
+        at = _completed_at(stop_token, before, text)
+        if at is not None:
+            sequence.text = text[: at + len(stop_token)]
+
+
+def _completed_at(string: str, before: str, text: str) -> int | None:
+    """Where `string` first occurs in `text` in such a way that it wasn't complete in `before`."""
+    stable = before.rstrip("\ufffd")  # an unfinished character may still change
+    at = text.find(string, max(0, len(stable) - len(string) + 1))
+    return at if at >= 0 else None
 
 
 def _stop_string(sequence: Sequence, tokenizer: Tokenizer | None) -> str | None:
@@ -43,13 +50,8 @@ def _stop_string(sequence: Sequence, tokenizer: Tokenizer | None) -> str | None:
     strings = sequence.sampling.stop_strings
     if not strings or tokenizer is None or sequence.num_generated < max(1, sequence.sampling.min_tokens):
         return None
-    output = sequence.output[-_TEXT_WINDOW:]
-    text = tokenizer.decode(output)
-    before = tokenizer.decode(output[:-1]).rstrip("\ufffd")  # an unfinished character may still change
-    found = []
-    for string in strings:
-        # Only an occurrence that reaches into the new text was completed by this token.
-        at = text.find(string, max(0, len(before) - len(string) + 1))
-        if at >= 0:
-            found.append((at, string))
+    output = sequence.output[-_TEXT_WINDOW:].tolist()
+    text, before = tokenizer.decode(output), tokenizer.decode(output[:-1])
+    places = [(_completed_at(string, before, text), string) for string in strings]
+    found = [(at, string) for at, string in places if at is not None]
     return min(found)[1] if found else None

@@ -191,7 +191,7 @@ def _attend(
         in_chunk = new_index[:, None, :] <= blocks.step_index[..., None]
         seen = (new_index < 0)[:, None, :] | jnp.where(causal[..., None], in_chunk, in_tree)
         seen = seen & (key[None, :] < kv_lens[blocks.sequence][:, None])[:, None, :] & blocks.valid[..., None]
-        if position_of_token is not None and query_position is not None:
+        if sliding_window is not None and position_of_token is not None and query_position is not None:
             token = cu_q_lens[blocks.sequence][:, None] + jnp.maximum(new_index, 0)
             new_position = jnp.take(position_of_token, token, mode="clip")
             key_position = jnp.where(new_index < 0, key[None, :], new_position)

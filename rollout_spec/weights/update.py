@@ -28,8 +28,8 @@ class WeightUpdateReport:
     version, previous_version: of the weights. applied: False if the engine had this version already and
     nothing was done. tensors, bytes: replaced. kept: names of weights that strict=False left as they were.
     ended: ids of the requests that mode "interrupt" ended or that "drain" saw through; both are handed out by
-    the next `step()`. recomputed: running sequences whose cache mode "inflight" dropped. stage_s, wait_s, swap_s: seconds of checking
-    and copying, of draining, and of the swap itself.
+    the next `step()`. recomputed: running sequences whose cache mode "inflight" dropped.
+    stage_s, wait_s, swap_s: seconds of checking and copying, of draining, and of the swap itself.
     """
 
     version: int
@@ -62,8 +62,8 @@ def stage(
     """Copies of `weights` in the layout and dtype of `current`, after all checks.
 
     Args:
-        weights: a pytree shaped like `current` (dicts, nnx.State or an nnx.Module; numpy or jax leaves), a mapping or an iterable
-            of (Hugging Face name, array), or a folder of safetensors.
+        weights: a pytree shaped like `current` (dicts, nnx.State or an nnx.Module; numpy or jax leaves), a
+            mapping or an iterable of (Hugging Face name, array), or a folder of safetensors.
         strict: weights that are missing are a fault; otherwise they stay as they are.
         check_finite: NaN and infinity are faults.
 
