@@ -10,7 +10,8 @@ from ..tree import MAX_NODES
 
 DraftKind = Literal["trie", "mtp", "hybrid", "none"]
 _KINDS = ("trie", "mtp", "hybrid", "none")
-LONGEST_MATCH = 64
+LONGEST_MATCH = 16
+"""Tokens of context that the drafter keeps, so the most that max_match can be."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class DraftConfig:
     gate: let the engine draft fewer nodes, or none, where verifying them would cost more than it saves.
     capacity_tokens: how many learnt tokens the history is sized for; beyond them the oldest and least used
         are forgotten, a few at a time.
-    max_match: longest context, in tokens, whose continuations are counted.
+    max_match: longest context, in tokens, whose continuations are counted; at most 16.
     min_prob: nodes less likely than this are not proposed.
     version_decay: what is left of a count after each weight update, in (0, 1]; 1 never ages.
     """
@@ -34,7 +35,7 @@ class DraftConfig:
     branching: bool = True
     gate: bool = True
     capacity_tokens: int = 4_000_000
-    max_match: int = 10
+    max_match: int = LONGEST_MATCH
     min_prob: float = 0.004
     version_decay: float = 0.9
 

@@ -1,10 +1,12 @@
-"""The two compiled entry points: learn tokens, and draft a batch of trees. Both release the GIL."""
+"""The compiled entry points: learn tokens, draft a batch of trees, move tables. All release the GIL."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from .calibration import calibrated, grade_of, settle
 from .compiled import compiled
+from .config import LONGEST_MATCH
 from .counts import (
     LINE,
     ONE,
@@ -14,7 +16,6 @@ from .counts import (
     TOKENS_PER_TICK,
     USED,
     add,
-    extend_hash,
     finish_hash,
     grow,
     homes,
@@ -23,229 +24,177 @@ from .counts import (
     seat_in_history,
     see,
 )
-from .mixture import CANDIDATES, CONTEXT, EXPERTS, LENGTHS, predict, reward
+from .mixture import SHAPES, hash_context, new_evidence, predict, reward
+from .state import DRAFTED, GROUP, LENGTH, NODE, OWN_FIRST, OWN_LINES, OWN_USED, TEXT
 
-# Columns of the request rows, int64[R, ROW].
-GROUP, OWN_START, OWN_LINES, OWN_USED, LENGTH, TEXT = 0, 1, 2, 3, 4, 5
-ROW = TEXT + CONTEXT
+LINES_MOVED_PER_TOKEN = 16
 
 
 @compiled
-def learn(slots, own, control, ages, weights, requests, r, new, lengths, output):
-    """Learns new tokens of request r, one after another; returns how many fitted its own table."""
-    row = requests[r]
-    context = row[TEXT : TEXT + CONTEXT]
-    evidence = np.empty((EXPERTS, CANDIDATES), np.float32)
-    totals = np.empty(EXPERTS, np.float32)
-    tokens = np.empty(CANDIDATES, np.int32)
-    probs = np.empty(CANDIDATES, np.float32)
-    for position in range(len(new)):
-        if row[OWN_USED] + lengths > 3 * row[OWN_LINES]:
-            return position
-        token = new[position]
-        length = row[LENGTH]
-        if output and length > 0:
-            count, bucket = predict(
-                slots,
-                own,
-                control,
-                ages,
-                weights,
-                row,
-                context,
-                length,
-                lengths,
-                evidence,
-                totals,
-                tokens,
-                probs,
-            )
+def learn(state, r, new, max_match, is_output):
+    """Learns the next tokens of request r; returns how many fitted its own table, which the caller then enlarges.
+
+    A prompt is learnt for the request alone, an output for its group and everything too.
+    """
+    control, row = state.control, state.requests[r]
+    context = row[TEXT : TEXT + LONGEST_MATCH]
+    if row[DRAFTED] > 0:
+        settle(state.calibration, state.drafts[r], row[DRAFTED], new)
+        row[DRAFTED] = 0
+    evidence = new_evidence()
+    for done in range(len(new)):
+        if row[OWN_USED] + SHAPES > row[OWN_LINES] * (LINE - 1):  # three quarters full
+            return done
+        token, length = new[done], row[LENGTH]
+        if is_output and length > 0:
+            count, bucket = predict(state, row, context, length, max_match, evidence)
             if count > 0:
-                reward(weights, bucket, evidence, totals, tokens, count, probs, token)
-        state = np.uint64(0)
-        used = 0
-        for rank in range(lengths):
-            n = LENGTHS[rank]
-            if n > length:
-                break
-            while used < n:
-                used += 1
-                state = extend_hash(state, context[length - used])
-            if output:
-                see(slots, control, ages, state, token, row[GROUP])
-            key = finish_hash(state, 0)
-            a, b = homes(key, row[OWN_LINES], row[OWN_LINES], 0)
-            first = row[OWN_START]
-            i, kind = seat(own, first + a, first + b, key, token, control[TICK])
-            row[OWN_USED] += add(own, i, kind, key, token, ONE, control[TICK], 0, ages)
-        if length == CONTEXT:
-            context[:-1] = context[1:]
-            context[CONTEXT - 1] = token
-        else:
-            context[length] = token
-            row[LENGTH] = length + 1
-        if output:
-            grow(slots, control, 16)
+                reward(state.weights[bucket], evidence, count, token)
+        running, used = np.uint64(0), 0
+        for shape in range(SHAPES):
+            running, used = hash_context(context, min(length, max_match), shape, running, used)
+            if used == 0:
+                continue
+            if is_output:
+                see(state.history, control, state.ages, running, token, row[GROUP])
+            key = finish_hash(running, 0)
+            line_a, line_b = homes(key, row[OWN_LINES], row[OWN_LINES], 0)
+            i, kind = seat(
+                state.private, row[OWN_FIRST] + line_a, row[OWN_FIRST] + line_b, key, token, control[TICK]
+            )
+            row[OWN_USED] += add(state.private, i, kind, key, token, ONE, control[TICK], 0, state.ages)
+        row[LENGTH] = append(context, length, token)
+        if is_output:
+            grow(state.history, control, LINES_MOVED_PER_TOKEN)
             control[TOKENS] += 1
             if control[TOKENS] - control[TOKENS_AT_TICK] >= control[TOKENS_PER_TICK]:
                 control[TOKENS_AT_TICK] = control[TOKENS]
                 control[TICK] = (control[TICK] + 1) & 0xFFFF
-                ages[control[TICK]] = 1
+                state.ages[control[TICK]] = 1
     return len(new)
 
 
 @compiled
-def rehash(own, old_first, old_lines, first, lines):
-    """Copies a request's own table to an empty, larger place."""
-    for i in range(old_first * LINE, (old_first + old_lines) * LINE):
-        slot = own[i]
-        if slot.count != 0:
-            key = key_of(slot)
-            a, b = homes(key, lines, lines, 0)
-            j, _ = seat(own, first + a, first + b, key, slot.token, np.int64(slot.tick))
-            own[j] = slot
+def append(context, length, token):
+    """Puts token after context[:length], dropping the oldest where there is no room; returns the new length."""
+    if length == LONGEST_MATCH:
+        for i in range(LONGEST_MATCH - 1):
+            context[i] = context[i + 1]
+        length -= 1
+    context[length] = token
+    return length + 1
 
 
 @compiled
-def insert_all(slots, control, pairs):
-    """Puts pairs into a history that has none of them, forgetting what it has no room for."""
-    for i in range(len(pairs)):
-        if pairs[i].count != 0:
-            j, kind, _ = seat_in_history(slots, control, key_of(pairs[i]), pairs[i].token)
-            control[USED] += kind == 1
-            slots[j] = pairs[i]
-            grow(slots, control, 4)
+def draft(state, batch, budgets, max_match, branching, min_prob, tokens, parents, probs):
+    """Drafts a tree for each request of batch; returns int64[B], the nodes of each.
 
-
-@compiled
-def draft(
-    slots,
-    own,
-    control,
-    ages,
-    weights,
-    requests,
-    batch,
-    budgets,
-    lengths,
-    branching,
-    min_prob,
-    tokens,
-    parents,
-    probs,
-):
-    """Trees for requests[batch]; fills tokens, parents, probs [len(batch), most nodes]; returns the node counts."""
+    Fills tokens, parents and probs, each [B, at least the largest budget], depth first.
+    """
     most = tokens.shape[1]
     sizes = np.zeros(len(batch), np.int64)
-    evidence = np.empty((EXPERTS, CANDIDATES), np.float32)
-    totals = np.empty(EXPERTS, np.float32)
-    next_tokens = np.empty(CANDIDATES, np.int32)
-    next_probs = np.empty(CANDIDATES, np.float32)
-    texts = np.empty((most + 1, CONTEXT), np.int64)
-    text_lengths = np.empty(most + 1, np.int64)
-    node_tokens = np.empty(most, np.int32)
-    node_parents = np.empty(most, np.int32)
-    node_probs = np.empty(most, np.float32)
-    waiting_probs = np.empty(most + 1, np.float32)  # sorted, likeliest last
-    waiting_tokens = np.empty(most + 1, np.int32)
-    waiting_parents = np.empty(most + 1, np.int32)
-    stack = np.empty(most + 1, np.int32)
-    number = np.empty(most, np.int32)
+    evidence = new_evidence()
+    waiting = np.empty(most + 1, NODE)
+    contexts = np.empty((most + 1, LONGEST_MATCH), np.int64)  # row n + 1 ends in node n, row 0 in the root
+    lengths = np.empty(most + 1, np.int64)
+    depths = np.zeros(most + 1, np.int64)
     for b in range(len(batch)):
-        row = requests[batch[b]]
-        budget = min(budgets[b], most)
-        if budget <= 0 or row[LENGTH] == 0:
-            continue
-        text_lengths[0] = row[LENGTH]
-        texts[0] = row[TEXT : TEXT + CONTEXT]
-        size = 0
-        waiting = 0
-        node = -1
-        reached = np.float32(1)
-        while True:
-            count, _ = predict(
-                slots,
-                own,
-                control,
-                ages,
-                weights,
-                row,
-                texts[node + 1],
-                text_lengths[node + 1],
-                lengths,
-                evidence,
-                totals,
-                next_tokens,
-                next_probs,
-            )
-            room = budget - size
-            best = -1
-            if not branching:
-                for c in range(count):
-                    if best < 0 or next_probs[c] > next_probs[best]:
-                        best = c
+        row, nodes = state.requests[batch[b]], state.drafts[batch[b]]
+        contexts[0] = row[TEXT : TEXT + LONGEST_MATCH]
+        lengths[0] = row[LENGTH]
+        budget = budgets[b] if row[LENGTH] > 0 else 0
+        size, num_waiting, parent, reached = 0, 0, -1, np.float32(1)
+        while size < budget:
+            at = parent + 1
+            count, _ = predict(state, row, contexts[at], lengths[at], max_match, evidence)
+            likeliest = 0
+            for c in range(1, count):
+                if evidence.probs[c] > evidence.probs[likeliest]:
+                    likeliest = c
+            grade = grade_of(depths[at] + 1)
             for c in range(count):
-                if best >= 0 and c != best:
-                    continue
-                p = reached * min(next_probs[c], np.float32(1))
-                if p < min_prob:
-                    continue
-                if waiting >= room:
-                    if p <= waiting_probs[0]:
-                        continue
-                    waiting_probs[: waiting - 1] = waiting_probs[1:waiting]
-                    waiting_tokens[: waiting - 1] = waiting_tokens[1:waiting]
-                    waiting_parents[: waiting - 1] = waiting_parents[1:waiting]
-                    waiting -= 1
-                at = waiting
-                while at > 0 and waiting_probs[at - 1] >= p:
-                    waiting_probs[at] = waiting_probs[at - 1]
-                    waiting_tokens[at] = waiting_tokens[at - 1]
-                    waiting_parents[at] = waiting_parents[at - 1]
-                    at -= 1
-                waiting_probs[at] = p
-                waiting_tokens[at] = next_tokens[c]
-                waiting_parents[at] = node
-                waiting += 1
-            if waiting == 0:
+                mixed = evidence.probs[c]
+                prob = reached * calibrated(state.calibration, grade, mixed)
+                if prob >= min_prob and (branching or c == likeliest):
+                    num_waiting = push(
+                        waiting, num_waiting, budget - size, evidence.tokens[c], parent, prob, mixed, grade
+                    )
+            if num_waiting == 0:
                 break
-            waiting -= 1
-            parent = waiting_parents[waiting]
+            num_waiting -= 1
             node = size
-            reached = waiting_probs[waiting]
-            node_tokens[node] = waiting_tokens[waiting]
-            node_parents[node] = parent
-            node_probs[node] = reached
+            nodes[node] = waiting[num_waiting]
+            at = nodes[node].parent + 1
+            contexts[node + 1] = contexts[at]
+            lengths[node + 1] = append(contexts[node + 1], lengths[at], nodes[node].token)
+            depths[node + 1] = depths[at] + 1
+            parent, reached = node, nodes[node].prob
             size += 1
-            if size == budget:
-                break
-            length = text_lengths[parent + 1]
-            if length == CONTEXT:
-                texts[node + 1, :-1] = texts[parent + 1, 1:]
-                texts[node + 1, CONTEXT - 1] = node_tokens[node]
-            else:
-                texts[node + 1] = texts[parent + 1]
-                texts[node + 1, length] = node_tokens[node]
-                length += 1
-            text_lengths[node + 1] = length
+        row[DRAFTED] = size
         sizes[b] = size
-        # Depth first, likeliest child first: nodes were made likeliest first.
-        top = 0
-        placed = 0
-        for n in range(size - 1, -1, -1):
-            if node_parents[n] == -1:
-                stack[top] = n
-                top += 1
-        while top > 0:
-            top -= 1
-            n = stack[top]
-            number[n] = placed
-            tokens[b, placed] = node_tokens[n]
-            parents[b, placed] = -1 if node_parents[n] < 0 else number[node_parents[n]]
-            probs[b, placed] = node_probs[n]
-            placed += 1
-            for child in range(size - 1, n, -1):
-                if node_parents[child] == n:
-                    stack[top] = child
-                    top += 1
+        lay_out(nodes, size, tokens[b], parents[b], probs[b])
     return sizes
+
+
+@compiled
+def push(waiting, count, room, token, parent, prob, mixed, grade):
+    """Adds a node to those waiting, likeliest last, of which only the `room` likeliest are kept."""
+    if count >= room:
+        if prob <= waiting[0].prob:
+            return count
+        count -= 1
+        for i in range(count):
+            waiting[i] = waiting[i + 1]
+    at = count
+    while at > 0 and waiting[at - 1].prob >= prob:
+        waiting[at] = waiting[at - 1]
+        at -= 1
+    node = waiting[at]
+    node.token, node.parent, node.prob, node.mixed, node.grade = token, parent, prob, mixed, grade
+    return count + 1
+
+
+@compiled
+def lay_out(nodes, size, tokens, parents, probs):
+    """Writes a tree depth first, the likelier child first: its likeliest path is then mostly contiguous."""
+    pending = np.empty(size, np.int64)
+    place = np.empty(size, np.int64)
+    num_pending, placed, parent = 0, 0, -1
+    while True:
+        for n in range(size - 1, parent, -1):  # nodes were made likeliest first
+            if nodes[n].parent == parent:
+                pending[num_pending] = n
+                num_pending += 1
+        if num_pending == 0:
+            return
+        num_pending -= 1
+        parent = pending[num_pending]
+        node = nodes[parent]
+        place[parent] = placed
+        tokens[placed], probs[placed] = node.token, node.prob
+        parents[placed] = -1 if node.parent < 0 else place[node.parent]
+        placed += 1
+
+
+@compiled
+def rehash(private, old_first, old_lines, first, lines):
+    """Copies a request's own table to an empty, larger place."""
+    for i in range(old_first * LINE, (old_first + old_lines) * LINE):
+        pair = private[i]
+        if pair.count != 0:
+            key = key_of(pair)
+            line_a, line_b = homes(key, lines, lines, 0)
+            j, _ = seat(private, first + line_a, first + line_b, key, pair.token, np.int64(pair.tick))
+            private[j] = pair
+
+
+@compiled
+def insert_all(history, control, pairs):
+    """Puts pairs into an empty history, forgetting what it has no room for."""
+    for i in range(len(pairs)):
+        if pairs[i].count != 0:
+            j, kind, _ = seat_in_history(history, control, key_of(pairs[i]), pairs[i].token)
+            if kind == 1:
+                control[USED] += 1
+            history[j] = pairs[i]
+            grow(history, control, LINES_MOVED_PER_TOKEN)

@@ -1,238 +1,276 @@
 """From counts to one probability a token: experts, mixed with weights learnt online.
 
-An expert is a source (everything, the request's group, the request itself) and a context length n. It gives the
-token x, which followed the last n tokens c(x) times of c times in all, the probability
+A context is the last n tokens, or n tokens before the last one or more: what skips over a token that nobody
+foresaw finds the text again behind it. An expert is a source (everything, the request's group, the request
+itself) and such a shape of context. It gives the token x, which followed the context c(x) times of c in all,
 
-    p_e(x) = c(x) / (c + DISCOUNT).
+    p_e(x) = c(x) / (c + DISCOUNT),
 
-The mixture is p(x) = sum_e w_e p_e(x), with weights w of the bucket that says how long the longest match is in
-each source and how sure the longest one is. Once the token x that came is known, each expert's weight moves
-towards its share of p(x) (expectation maximisation, one example at a time):
+and the mixture is p(x) = sum_e w_e p_e(x), the weights of the experts that have seen their context summing to one.
+The weight of an expert depends on how often it has seen the context and how sure it is (`sureness`), all of
+them on how long a context the group has seen. Once the token x that came is known, each weight moves towards its
+expert's share of p(x), which is expectation maximisation an example at a time:
 
-    w_e <- (1 - rate) w_e + rate w_e p_e(x) / p(x).
+    w_e <- (1 - RATE) w_e + RATE w_e p_e(x) / p(x).
 
-One more expert gives any token FLOOR, so that weights can also move to "none of these".
+One more expert, NOBODY, gives every token FLOOR, so that weight can also move to "none of these".
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from .compiled import compiled
 from .counts import (
     FOLLOWERS,
     LEVELS,
+    LINE,
     LINES,
     MIGRATING,
     OLD_LINES,
+    ONE,
     SHARED,
     extend_hash,
     finish_hash,
     homes,
     next_level,
 )
+from .state import GROUP, OWN_FIRST, OWN_LINES
 
-LENGTHS = np.array([1, 2, 3, 4, 6, 8, 10], np.int64)
-NUM_LENGTHS = 7
-SOURCES = 3
-EXPERTS = SOURCES * NUM_LENGTHS
-NONE = EXPERTS
-VISITS = EXPERTS + 1
-STRIDE = EXPERTS + 3
-BUCKETS = 8 * 8 * 8 * 12
-CONTEXT = 10
+SHAPES = 8
+LENGTHS = np.array([1, 2, 3, 5, 8, 16, 2, 5])
+SKIPS = np.array([0, 0, 0, 0, 0, 0, 1, 1])  # those that skip come last
+LONG_ENOUGH = 5
+"""Shapes after which a match is so long that skipping isn't tried."""
+
+EXPERTS = 3 * SHAPES  # everything, then the group, then the request itself
+SURENESSES = 9
+NOBODY = EXPERTS * SURENESSES
+WEIGHTS = NOBODY + 1
+BUCKETS = SHAPES + 1
 CANDIDATES = 48
-DISCOUNT = np.float32(0.1)
+"""Most different tokens considered at a node."""
+
+DISCOUNT = np.float32(0.1 * ONE)
 FLOOR = np.float32(1e-4)
 RATE = np.float32(0.03)
+LEAST_WEIGHT = np.float32(1e-6)
+
+
+class Evidence(NamedTuple):
+    """What the experts know of one context; filled by `predict`."""
+
+    tokens: NDArray  # int32[CANDIDATES]
+    probs: NDArray  # float32[CANDIDATES]: the mixture
+    seen: NDArray  # float32[CANDIDATES, EXPERTS]: counts, in units of 1 / ONE
+    totals: NDArray  # float32[EXPERTS]
+    most: NDArray  # float32[EXPERTS]: the largest count
+    index: NDArray  # int64[EXPERTS]: column of the expert's weight
+    scale: NDArray  # float32[EXPERTS]: weight / (total + DISCOUNT)
 
 
 @compiled
-def candidate(tokens, count, token):
-    for c in range(count):
-        if tokens[c] == token:
-            return c
+def new_evidence() -> Evidence:
+    return Evidence(
+        np.empty(CANDIDATES, np.int32),
+        np.empty(CANDIDATES, np.float32),
+        np.empty((CANDIDATES, EXPERTS), np.float32),
+        np.empty(EXPERTS, np.float32),
+        np.empty(EXPERTS, np.float32),
+        np.empty(EXPERTS, np.int64),
+        np.empty(EXPERTS, np.float32),
+    )
+
+
+@compiled
+def hash_context(context, length, shape, state, used):
+    """The running hash of context[:length] in a shape, from the shorter one's; returns (hash, tokens used).
+
+    The tokens used are 0 when the context is too short for the shape.
+    """
+    skip = SKIPS[shape]
+    needed = LENGTHS[shape] + skip
+    if needed > length:
+        return np.uint64(0), 0
+    if skip > 0:
+        state, used = np.uint64(skip), skip
+    while used < needed:
+        used += 1
+        state = extend_hash(state, context[length - used])
+    return state, used
+
+
+@compiled
+def position(tokens, count, token):
+    """Index of token among tokens[:count], or count."""
+    for i in range(count):
+        if tokens[i] == token:
+            return i
     return count
 
 
 @compiled
-def gather(
-    slots,
-    start,
-    old_lines,
-    lines,
-    migrating,
-    levels,
-    key,
-    group,
-    ages,
-    evidence,
-    tokens,
-    count,
-    expert,
-    totals,
-):
-    """Reads the followers of a context.
+def gather(slots, first_line, old_lines, lines, migrating, levels, key, group, expert, evidence, ages, count):
+    """Adds the followers of a context to the evidence of an expert; returns (candidates, whether any is shared).
 
-    group < 0: a plain source; rows `expert` get every pair. Otherwise the source is everything: rows `expert` get
-    every pair and rows expert + NUM_LENGTHS those that only `group` saw. Returns (candidates, some pair is shared).
+    With a group, what only that group saw counts for the group's expert of the same shape too.
     """
     shared = False
     for _ in range(levels):
         check, tag = np.uint32(key >> 16), np.uint16(key & 0xFFFF)
-        a, b = homes(key, old_lines, lines, migrating)
-        same = 0
-        for line in (a, b):
-            first = (start + line) * 4
-            for i in range(first, first + 4):
+        line_a, line_b = homes(key, old_lines, lines, migrating)
+        followers = 0
+        for line in (line_a, line_b):
+            start = (first_line + line) * LINE
+            for i in range(start, start + LINE):
                 slot = slots[i]
-                if slot.check == check and slot.tag == tag and slot.count != 0:
-                    same += 1
-                    token = slot.token
-                    c = candidate(tokens, count, token)
-                    if c == count:
-                        if count == CANDIDATES:
-                            continue
-                        tokens[c] = token
-                        evidence[:, c] = 0
-                        count += 1
-                    seen = slot.count * ages[np.int64(slot.tick)]
-                    evidence[expert, c] += seen
-                    totals[expert] += seen
-                    if group >= 0:
-                        owner = np.int64(slot.group)
-                        if owner == group:
-                            evidence[expert + NUM_LENGTHS, c] += seen
-                            totals[expert + NUM_LENGTHS] += seen
-                        elif owner == SHARED:
-                            shared = True
-            if a == b:
+                if slot.check != check or slot.tag != tag or slot.count == 0:
+                    continue
+                followers += 1
+                c = position(evidence.tokens, count, slot.token)
+                if c == count:
+                    if count == CANDIDATES:
+                        continue
+                    evidence.tokens[c] = slot.token
+                    evidence.seen[c, :] = 0
+                    count += 1
+                units = slot.count * ages[np.int64(slot.tick)]
+                evidence.seen[c, expert] += units
+                evidence.totals[expert] += units
+                evidence.most[expert] = max(evidence.most[expert], evidence.seen[c, expert])
+                if group == SHARED:
+                    continue
+                owner = np.int64(slot.group)
+                if owner == group:
+                    e = expert + SHAPES
+                    evidence.seen[c, e] += units
+                    evidence.totals[e] += units
+                    evidence.most[e] = max(evidence.most[e], evidence.seen[c, e])
+                elif owner == SHARED:
+                    shared = True
+            if line_a == line_b:
                 break
-        if same < FOLLOWERS:
+        if followers < FOLLOWERS:
             break
         key = next_level(key)
     return count, shared
 
 
 @compiled
-def predict(
-    slots, own, control, ages, weights, row, context, length, lengths, evidence, totals, tokens, probs
-):
-    """Fills tokens and probs with what may follow context[:length] (newest last); returns (count, bucket).
-
-    row: int64 (group, first slot of the request's own table, its lines).
-    """
-    group, own_start, own_lines = row[0], row[1], row[2]
+def predict(state, row, context, length, max_match, evidence):
+    """Fills evidence with what may follow context[:length] (newest last); returns (candidates, bucket)."""
+    control, ages, totals = state.control, state.ages, evidence.totals
+    old_lines, lines, migrating = control[OLD_LINES], control[LINES], control[MIGRATING]
+    group, own_first, own_lines = row[GROUP], row[OWN_FIRST], row[OWN_LINES]
     totals[:] = 0
-    count = 0
-    state = np.uint64(0)
-    used = 0
-    in_history, in_own = True, own_lines > 0
-    longest_all, longest_group, longest_own = 0, 0, 0
-    for rank in range(lengths):
-        n = LENGTHS[rank]
-        if n > length or not (in_history or in_own):
-            break
-        while used < n:
-            used += 1
-            state = extend_hash(state, context[length - used])
-        key = finish_hash(state, 0)
+    evidence.most[:] = 0
+    count, matched, matched_in_group = 0, 0, 0
+    in_history, in_own = True, True
+    running, used = np.uint64(0), 0
+    for shape in range(SHAPES):
+        skips = SKIPS[shape] > 0
+        if skips:
+            if matched >= LONG_ENOUGH:
+                break
+            in_history, in_own = True, True
+        elif not (in_history or in_own):  # a longer context can't be known where a shorter one isn't
+            continue
+        running, used = hash_context(context, min(length, max_match), shape, running, used)
+        if used == 0:
+            continue
+        key = finish_hash(running, 0)
         if in_history:
-            old, new, moving = control[OLD_LINES], control[LINES], control[MIGRATING]
             count, shared = gather(
-                slots, 0, old, new, moving, LEVELS, key, group, ages, evidence, tokens, count, rank, totals
-            )
-            if totals[rank] == 0:
-                in_history = False
-            else:
-                longest_all = rank + 1
-                if shared:
-                    group_key = finish_hash(state, group)
-                    count, _ = gather(
-                        slots,
-                        0,
-                        old,
-                        new,
-                        moving,
-                        LEVELS,
-                        group_key,
-                        -1,
-                        ages,
-                        evidence,
-                        tokens,
-                        count,
-                        NUM_LENGTHS + rank,
-                        totals,
-                    )
-                if totals[NUM_LENGTHS + rank] > 0:
-                    longest_group = rank + 1
-        if in_own:
-            expert = 2 * NUM_LENGTHS + rank
-            count, _ = gather(
-                own,
-                own_start,
-                own_lines,
-                own_lines,
+                state.history,
                 0,
-                1,
+                old_lines,
+                lines,
+                migrating,
+                LEVELS,
                 key,
-                -1,
-                ages,
+                group,
+                shape,
                 evidence,
-                tokens,
+                ages,
                 count,
-                expert,
-                totals,
             )
-            if totals[expert] == 0:
-                in_own = False
-            else:
-                longest_own = rank + 1
-    # How sure the group's longest match is.
-    sure = 0
-    if longest_group > 0:
-        expert = NUM_LENGTHS + longest_group - 1
-        most = np.float32(0)
-        for c in range(count):
-            most = max(most, evidence[expert, c])
-        total = totals[expert]
-        size = 1 if total < 96 else (2 if total < 224 else 3)
-        sure = size * 3 + (2 if most >= total * 0.98 else (1 if most * 2 > total else 0))
-    bucket = ((longest_all * 8 + longest_group) * 8 + longest_own) * 12 + sure
-    mix = weights[bucket]
-    if mix[NONE] == 0:
-        mix[: EXPERTS + 1] = 1
-    norm = mix[NONE]
-    for e in range(EXPERTS):
-        if totals[e] > 0:
-            norm += mix[e]
-    probs[:count] = 0
-    for e in range(EXPERTS):
-        if totals[e] > 0:
-            scale = mix[e] / (norm * (totals[e] + DISCOUNT * 64))
-            for c in range(count):
-                probs[c] += scale * evidence[e, c]
-    return count, bucket
+            if shared:
+                e = SHAPES + shape
+                key_in_group = finish_hash(running, group)
+                count, _ = gather(
+                    state.history,
+                    0,
+                    old_lines,
+                    lines,
+                    migrating,
+                    LEVELS,
+                    key_in_group,
+                    SHARED,
+                    e,
+                    evidence,
+                    ages,
+                    count,
+                )
+            in_history = totals[shape] > 0
+            if in_history and not skips:
+                matched = shape + 1
+                if totals[SHAPES + shape] > 0:
+                    matched_in_group = shape + 1
+        if in_own:
+            e = 2 * SHAPES + shape
+            count, _ = gather(
+                state.private, own_first, own_lines, own_lines, 0, 1, key, SHARED, e, evidence, ages, count
+            )
+            in_own = totals[e] > 0
+    mix(state.weights[matched_in_group], evidence, count)
+    return count, matched_in_group
 
 
 @compiled
-def reward(weights, bucket, evidence, totals, tokens, count, probs, token):
-    """Moves the bucket's weights by one step of expectation maximisation, after `predict` and the true token."""
-    mix = weights[bucket]
-    c = candidate(tokens, count, token)
-    norm = mix[NONE]
+def mix(weights, evidence, count):
+    """Fills the evidence's probs from what its experts saw."""
+    if weights[NOBODY] == 0:  # a bucket never used before
+        weights[:] = 1
+    norm = weights[NOBODY]
     for e in range(EXPERTS):
-        if totals[e] > 0:
-            norm += mix[e]
-    nothing = mix[NONE] / norm
-    given = nothing * FLOOR
-    if c < count:
-        given += probs[c]
-    rate = RATE
-    mix[VISITS] += 1
+        if evidence.totals[e] > 0:
+            evidence.index[e] = e * SURENESSES + sureness(evidence.totals[e], evidence.most[e])
+            norm += weights[evidence.index[e]]
     for e in range(EXPERTS):
-        if totals[e] > 0:
-            share = mix[e] / norm
-            p = share * evidence[e, c] / (totals[e] + DISCOUNT * 64) if c < count else np.float32(0)
-            mix[e] = max(np.float32(1e-6), (1 - rate) * share + rate * p / given)
-    mix[NONE] = max(np.float32(1e-6), (1 - rate) * nothing + rate * nothing * FLOOR / given)
+        evidence.scale[e] = 0
+        if evidence.totals[e] > 0:
+            evidence.scale[e] = weights[evidence.index[e]] / (norm * (evidence.totals[e] + DISCOUNT))
+    for c in range(count):
+        p = np.float32(0)
+        for e in range(EXPERTS):
+            p += evidence.scale[e] * evidence.seen[c, e]
+        evidence.probs[c] = min(p, np.float32(1))
+
+
+@compiled
+def sureness(total, most):
+    """0 to 8: seen about once, two or three times or more, by: no token, most or all of the followers alike."""
+    often = 0 if total < 1.5 * ONE else (1 if total < 3.5 * ONE else 2)
+    alike = 2 if most >= np.float32(0.98) * total else (1 if 2 * most > total else 0)
+    return often * 3 + alike
+
+
+@compiled
+def reward(weights, evidence, count, token):
+    """Moves the weights that `predict` used, now that `token` is what came."""
+    c = position(evidence.tokens, count, token)
+    norm = weights[NOBODY]
+    for e in range(EXPERTS):
+        if evidence.totals[e] > 0:
+            norm += weights[evidence.index[e]]
+    by_nobody = weights[NOBODY] / norm * FLOOR
+    given = by_nobody + (evidence.probs[c] if c < count else np.float32(0))
+    for e in range(EXPERTS):
+        if evidence.totals[e] > 0:
+            share = evidence.scale[e] * evidence.seen[c, e] / given if c < count else np.float32(0)
+            i = evidence.index[e]
+            weights[i] = max(LEAST_WEIGHT, (1 - RATE) * weights[i] + RATE * norm * share)
+    weights[NOBODY] = max(LEAST_WEIGHT, (1 - RATE) * weights[NOBODY] + RATE * norm * by_nobody / given)

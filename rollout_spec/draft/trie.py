@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import DraftError, HistoryError, UnknownRequestError
 from ..tree import MAX_NODES, DraftTree
-from . import counts, kernels, mixture
+from . import calibration, counts, kernels, mixture, state
 from .config import DraftConfig
 from .drafter import TokenSequence
 from .history_file import read_arrays, write_arrays
@@ -36,12 +36,12 @@ class TrieDrafter:
 
     def __init__(self, config: DraftConfig | None = None) -> None:
         self.config = DraftConfig() if config is None else config
-        self._lengths = int(np.searchsorted(mixture.LENGTHS, self.config.max_match, side="right"))
         self._lock = threading.Lock()
         self._private = PrivateTables()
         self._rows: dict[Hashable, int] = {}
-        self._requests = np.zeros((16, kernels.ROW), np.int64)
+        self._requests = np.zeros((16, state.ROW_SIZE), np.int64)
         self._free_rows = list(range(len(self._requests)))
+        self._drafts = np.zeros((len(self._requests), MAX_NODES), state.NODE)
         self._version = 0
         self._clear_history()
 
@@ -55,7 +55,8 @@ class TrieDrafter:
         self._control[counts.MAX_LINES] = most_lines
         self._control[counts.TOKENS_PER_TICK] = max(1, capacity // _TICKS_PER_CAPACITY)
         self._ages = np.ones(1 << 16, np.float32)
-        self._weights = np.zeros((mixture.BUCKETS, mixture.STRIDE), np.float32)
+        self._calibration = calibration.identity()
+        self._weights = np.zeros((mixture.BUCKETS, mixture.WEIGHTS), np.float32)
 
     def start(self, request_id: Hashable, prompt: TokenSequence, group_id: Hashable = None) -> None:
         """Begins a request, or begins it anew. Without a group_id, equal prompts are a group."""
@@ -66,13 +67,14 @@ class TrieDrafter:
                 self._release(request_id)
             if not self._free_rows:
                 self._free_rows = list(range(len(self._requests), 2 * len(self._requests)))
+                self._drafts = np.concatenate([self._drafts, np.zeros_like(self._drafts)])
                 self._requests = np.concatenate([self._requests, np.zeros_like(self._requests)])
             row = self._free_rows.pop()
             self._rows[request_id] = row
             self._requests[row] = 0
-            self._requests[row, kernels.GROUP] = group
-            self._requests[row, kernels.OWN_START] = self._private.allocate(SMALLEST_LINES)
-            self._requests[row, kernels.OWN_LINES] = SMALLEST_LINES
+            self._requests[row, state.GROUP] = group
+            self._requests[row, state.OWN_FIRST] = self._private.allocate(SMALLEST_LINES)
+            self._requests[row, state.OWN_LINES] = SMALLEST_LINES
             self._learn(row, tokens, is_output=False)
 
     def extend(self, request_id: Hashable, tokens: TokenSequence) -> None:
@@ -95,15 +97,10 @@ class TrieDrafter:
         with self._lock:
             batch = np.array([self._row(request_id) for request_id in request_ids], np.int64)
             sizes = kernels.draft(
-                self._history,
-                self._private.slots,
-                self._control,
-                self._ages,
-                self._weights,
-                self._requests,
+                self._state(),
                 batch,
                 limits,
-                self._lengths,
+                self.config.max_match,
                 self.config.branching,
                 self.config.min_prob,
                 tokens,
@@ -151,6 +148,7 @@ class TrieDrafter:
                 "control": self._control,
                 "ages": self._ages,
                 "weights": self._weights,
+                "calibration": self._calibration,
             }
             write_arrays(path, facts, arrays)
 
@@ -172,6 +170,7 @@ class TrieDrafter:
             self._version = int(facts["weight_version"])
             self._ages[:] = arrays["ages"]
             self._weights[:] = arrays["weights"]
+            self._calibration[:] = arrays["calibration"]
             kept = [counts.TICK, counts.TOKENS, counts.TOKENS_AT_TICK]
             if len(slots) <= len(self._history):
                 self._history[: len(slots)] = slots
@@ -179,6 +178,18 @@ class TrieDrafter:
             self._control[kept] = saved[kept]
             if len(slots) > len(self._history):
                 kernels.insert_all(self._history, self._control, slots.copy())
+
+    def _state(self) -> state.State:
+        return state.State(
+            self._history,
+            self._control,
+            self._ages,
+            self._weights,
+            self._calibration,
+            self._private.slots,
+            self._requests,
+            self._drafts,
+        )
 
     def _row(self, request_id: Hashable) -> int:
         row = self._rows.get(request_id)
@@ -190,7 +201,7 @@ class TrieDrafter:
 
     def _release(self, request_id: Hashable) -> None:
         row = self._rows.pop(request_id)
-        first, lines = self._requests[row, [kernels.OWN_START, kernels.OWN_LINES]].tolist()
+        first, lines = self._requests[row, [state.OWN_FIRST, state.OWN_LINES]].tolist()
         self._private.free(first, lines)
         self._free_rows.append(row)
 
@@ -198,15 +209,10 @@ class TrieDrafter:
         done = 0
         while True:
             done += kernels.learn(
-                self._history,
-                self._private.slots,
-                self._control,
-                self._ages,
-                self._weights,
-                self._requests,
+                self._state(),
                 row,
                 tokens[done:],
-                self._lengths,
+                self.config.max_match,
                 is_output,
             )
             if done == len(tokens):
@@ -214,12 +220,12 @@ class TrieDrafter:
             self._double_private_table(row)
 
     def _double_private_table(self, row: int) -> None:
-        first, lines = self._requests[row, [kernels.OWN_START, kernels.OWN_LINES]].tolist()
+        first, lines = self._requests[row, [state.OWN_FIRST, state.OWN_LINES]].tolist()
         larger = self._private.allocate(2 * lines)
         kernels.rehash(self._private.slots, first, lines, larger, 2 * lines)
         self._private.free(first, lines)
-        self._requests[row, kernels.OWN_START] = larger
-        self._requests[row, kernels.OWN_LINES] = 2 * lines
+        self._requests[row, state.OWN_FIRST] = larger
+        self._requests[row, state.OWN_LINES] = 2 * lines
 
 
 def _token_array(tokens: TokenSequence) -> NDArray[np.int32]:

@@ -1,0 +1,67 @@
+"""From the mixture's probability to the share of such nodes that was accepted.
+
+A table for each grade of depth maps the mixture's probability of a node given its parent, on a grid of its square
+root (finer near 0, where most nodes are), to how often such a node was accepted once its parent was. The tables
+start as the identity and follow what happens to each draft.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import compiled
+
+GRID = 24
+GRADES = 5
+RATE = np.float32(0.004)
+
+
+def identity() -> NDArray[np.float32]:
+    """float32[GRADES, GRID + 1]"""
+    return np.tile(np.square(np.linspace(0, 1, GRID + 1, dtype=np.float32)), (GRADES, 1))
+
+
+@compiled
+def grade_of(depth):
+    """Row of the table for a node at a depth, 1 for a child of the root."""
+    if depth <= 2:
+        return depth - 1
+    return 2 if depth <= 4 else (3 if depth <= 8 else 4)
+
+
+@compiled
+def calibrated(table, grade, mixed):
+    """Share accepted of the nodes of a grade and mixture probability."""
+    at = np.sqrt(mixed) * np.float32(GRID)
+    i = min(int(at), GRID - 1)
+    part = at - np.float32(i)
+    return table[grade, i] * (1 - part) + table[grade, i + 1] * part
+
+
+@compiled
+def settle(table, nodes, size, accepted):
+    """Moves the table by what became of the draft nodes[:size], now that the request's next tokens are known."""
+    parent = -1
+    for token in accepted:
+        reached = -1
+        for n in range(parent + 1, size):
+            node = nodes[n]
+            if node.parent != parent:
+                continue
+            hit = np.float32(1) if node.token == token else np.float32(0)
+            step = RATE * (hit - calibrated(table, node.grade, node.mixed))
+            at = np.sqrt(node.mixed) * np.float32(GRID)
+            i = min(int(at), GRID - 1)
+            part = at - np.float32(i)
+            table[node.grade, i] = min(
+                np.float32(1), max(np.float32(0), table[node.grade, i] + step * (1 - part))
+            )
+            table[node.grade, i + 1] = min(
+                np.float32(1), max(np.float32(0), table[node.grade, i + 1] + step * part)
+            )
+            if hit > 0:
+                reached = n
+        if reached < 0:
+            return
+        parent = reached

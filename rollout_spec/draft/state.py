@@ -1,0 +1,38 @@
+"""Everything the compiled code works on, as a tuple of flat arrays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import LONGEST_MATCH
+
+NODE = np.dtype(
+    [
+        ("token", "<i4"),
+        ("parent", "<i4"),
+        ("prob", "<f4"),  # of being reached and accepted
+        ("mixed", "<f4"),  # the mixture's probability given the parent, before calibration
+        ("grade", "<i4"),  # row of the calibration table
+    ],
+    align=True,
+)
+
+# Columns of a request's row.
+GROUP, OWN_FIRST, OWN_LINES, OWN_USED, LENGTH, DRAFTED, TEXT = range(7)
+ROW_SIZE = TEXT + LONGEST_MATCH
+
+
+class State(NamedTuple):
+    """The arrays of one drafter."""
+
+    history: NDArray  # SLOT[max lines * LINE]: pairs seen in outputs, everywhere and by group
+    control: NDArray  # int64[CONTROL_SIZE]: the history's size, see counts.py
+    ages: NDArray  # float32[2**16]: what a sighting of each tick still counts
+    weights: NDArray  # float32[BUCKETS, WEIGHTS]: of the mixture
+    calibration: NDArray  # float32[GRADES, GRID + 1]
+    private: NDArray  # SLOT[...]: the requests' own tables
+    requests: NDArray  # int64[R, ROW_SIZE]: group, place of the own table, last tokens (newest last)
+    drafts: NDArray  # NODE[R, 63]: each request's last draft, until it is known what was accepted
