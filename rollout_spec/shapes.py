@@ -8,6 +8,7 @@ from .config import EngineConfig
 from .step import StepShape
 
 _MOST_TREE_TOKENS = 128  # of a step that verifies drafts for several requests
+_TREE_TOKENS_MULTIPLE = 8  # matmuls of odd row counts cost as much as of the next multiple
 _PREFILL_ROWS = 64
 
 
@@ -21,6 +22,8 @@ def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
     shapes = set()
     for sequences in sequence_counts(config.max_seqs):
         most = sequences * (nodes + 1)
+        if nodes:
+            most += -most % _TREE_TOKENS_MULTIPLE
         if sequences > 1:
             most = min(most, max(_MOST_TREE_TOKENS, sequences))
         most = min(most, config.max_batch_tokens)

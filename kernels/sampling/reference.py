@@ -9,6 +9,8 @@ token's softmax probability, so this is exactly the categorical distribution, at
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,7 @@ from .inputs import (
 from .noise import BLOCK_LEVEL, TOKEN_LEVEL, gumbel
 
 BLOCK_SIZE = 256
+_ROW_CHUNK = 16
 
 
 def tree_sample_reference(
@@ -36,13 +39,66 @@ def tree_sample_reference(
     block_size: int = BLOCK_SIZE,
 ) -> TreeSample:
     """See `rollout_spec.kernels.tree_sample`."""
-    per_row = jax.tree.map(lambda field: field[rows.sequences], sequences)
     on_path = drafted_ancestors(rows.parents)
-    greedy = per_row.temperature == 0.0
 
+    def sample(logits: jax.Array, rows_here: SampleRows, on_path: jax.Array) -> _RowSample:
+        per_row = jax.tree.map(lambda field: field[rows_here.sequences], sequences)
+        return _sample_rows(logits, rows_here, per_row, tables, on_path, rows.token_ids, block_size)
+
+    found = _in_chunks(sample, (logits, rows, on_path))
+    foretold = found.tokens[jnp.maximum(rows.parents, 0)] == rows.token_ids
+    return TreeSample(
+        tokens=found.tokens,
+        logprobs=found.logprobs,
+        sampled_logprobs=found.sampled_logprobs,
+        kept_mass=found.kept_mass,
+        target_logprobs=found.target_logprobs,
+        accepted=~jnp.any(on_path & ~foretold[None, :], axis=-1),
+    )
+
+
+class _RowSample(NamedTuple):
+    tokens: jax.Array
+    logprobs: jax.Array
+    sampled_logprobs: jax.Array
+    kept_mass: jax.Array
+    target_logprobs: jax.Array
+
+
+def _in_chunks(function: Callable[..., _RowSample], arguments: tuple) -> _RowSample:
+    """function(*arguments), _ROW_CHUNK rows at a time.
+
+    Temporaries of all rows at once (several times [R, V]) would outgrow what the C allocator keeps, and be
+    mapped and zeroed anew by the operating system in every step.
+    """
+    count = jax.tree.leaves(arguments)[0].shape[0]
+    if count <= _ROW_CHUNK:
+        return function(*arguments)
+    padding = -count % _ROW_CHUNK
+    chunks = (count + padding) // _ROW_CHUNK
+
+    def split(array: jax.Array) -> jax.Array:
+        padded = jnp.pad(array, ((0, padding), *[(0, 0)] * (array.ndim - 1)))
+        return padded.reshape(chunks, _ROW_CHUNK, *array.shape[1:])
+
+    results = jax.lax.map(lambda chunk: function(*chunk), jax.tree.map(split, arguments))
+    return jax.tree.map(lambda array: array.reshape(-1)[:count], results)
+
+
+def _sample_rows(
+    logits: jax.Array,
+    rows: SampleRows,
+    per_row: SequenceSampling,
+    tables: SamplingTables,
+    on_path: jax.Array,
+    node_tokens: jax.Array,
+    block_size: int,
+) -> _RowSample:
+    """The sampler for some rows of a step; on_path bool[rows, R] and node_tokens int32[R] name their paths."""
+    greedy = per_row.temperature == 0.0
     processed = jax.lax.cond(
         jnp.any(per_row.uses_tables),
-        lambda: _apply_tables(logits, rows, per_row, tables, on_path),
+        lambda: _apply_tables(logits, rows, per_row, tables, on_path, node_tokens),
         lambda: logits,
     )
     scaled = processed / jnp.where(greedy, 1.0, per_row.temperature)[:, None]
@@ -59,14 +115,12 @@ def tree_sample_reference(
     tokens, final_lse = _gumbel_max(final, greedy, per_row.seeds, rows.positions, block_size)
     unchanged = ~jnp.any(per_row.uses_tables) & jnp.all(greedy | (per_row.temperature == 1.0))
     raw_lse = jax.lax.cond(unchanged, lambda: whole_lse, lambda: _logsumexp(logits))
-
-    return TreeSample(
+    return _RowSample(
         tokens=tokens,
         logprobs=_take(logits, tokens) - raw_lse,
         sampled_logprobs=jnp.where(greedy, 0.0, _take(final, tokens) - final_lse),
         kept_mass=jnp.where(filtering, jnp.exp(jnp.minimum(final_lse - whole_lse, 0.0)), 1.0),
         target_logprobs=_take(logits, rows.targets) - raw_lse,
-        accepted=_accepted(tokens, rows, on_path),
     )
 
 
@@ -87,11 +141,6 @@ def drafted_ancestors(parents: jax.Array) -> jax.Array:
     return reach
 
 
-def _accepted(tokens: jax.Array, rows: SampleRows, on_path: jax.Array) -> jax.Array:
-    foretold = tokens[jnp.maximum(rows.parents, 0)] == rows.token_ids
-    return ~jnp.any(on_path & ~foretold[None, :], axis=-1)
-
-
 def _take(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
 
@@ -107,11 +156,11 @@ def _apply_tables(
     per_row: SequenceSampling,
     tables: SamplingTables,
     on_path: jax.Array,
+    node_tokens: jax.Array,
 ) -> jax.Array:
-    """Penalties over prompt, output and the node's own path; bias, bad tokens, min_tokens. float32[R, V]."""
-    count = logits.shape[0]
-    path_rows = jnp.broadcast_to(jnp.arange(count)[:, None], (count, count))
-    path_tokens = jnp.broadcast_to(rows.token_ids[None, :], (count, count))
+    """Penalties over prompt, output and the row's own path; bias, bad tokens, min_tokens. float32[rows, V]."""
+    path_rows = jnp.broadcast_to(jnp.arange(on_path.shape[0])[:, None], on_path.shape)
+    path_tokens = jnp.broadcast_to(node_tokens[None, :], on_path.shape)
     generated = tables.output_counts[per_row.slots].at[path_rows, path_tokens].add(on_path.astype(jnp.int32))
     flags = tables.flags[per_row.slots]
 

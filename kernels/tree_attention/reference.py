@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 _KEY_BLOCK = 128
-_MAX_QUERY_BLOCK = 16
+_MAX_QUERY_BLOCK = 64
 _MASKED = -1e30
 _ALL_ONES = 0xFFFFFFFF
 
@@ -166,10 +166,11 @@ def _attend(
     head_rows = table[:, None, :] * num_kv_heads + jnp.arange(num_kv_heads)[None, :, None]  # [N, Hk, P]
     page_rows = kv_pages.reshape(2 * num_pages * num_kv_heads, page_size * head_dim)
 
+    block_kv_lens = kv_lens[blocks.sequence]
     first_new = (kv_lens - q_lens)[blocks.sequence]  # [N], cached tokens before the step's
     words = ancestors[blocks.token]  # [N, B, 2]
     causal = jnp.all(words == jnp.uint32(_ALL_ONES), axis=-1)  # [N, B]
-    needed = jnp.where(jnp.any(blocks.valid, axis=-1), kv_lens[blocks.sequence], 0)
+    needed = jnp.where(jnp.any(blocks.valid, axis=-1), block_kv_lens, 0)
     num_steps = (jnp.max(needed) + keys_per_step - 1) // keys_per_step
 
     position_of_token, query_position = None, None
@@ -190,7 +191,7 @@ def _attend(
         in_tree = (word >> (bit & jnp.uint32(31))) & jnp.uint32(1) == 1
         in_chunk = new_index[:, None, :] <= blocks.step_index[..., None]
         seen = (new_index < 0)[:, None, :] | jnp.where(causal[..., None], in_chunk, in_tree)
-        seen = seen & (key[None, :] < kv_lens[blocks.sequence][:, None])[:, None, :] & blocks.valid[..., None]
+        seen = seen & (key[None, :] < block_kv_lens[:, None])[:, None, :] & blocks.valid[..., None]
         if sliding_window is not None and position_of_token is not None and query_position is not None:
             token = cu_q_lens[blocks.sequence][:, None] + jnp.maximum(new_index, 0)
             new_position = jnp.take(position_of_token, token, mode="clip")
@@ -207,6 +208,9 @@ def _attend(
         keys = jnp.take(page_rows, rows, axis=0, mode="clip").reshape(shape).astype(jnp.float32)
         values = jnp.take(page_rows, rows + num_pages * num_kv_heads, axis=0, mode="clip")
         values = values.reshape(shape).astype(jnp.float32)
+        # Slots behind the sequence hold what their last owner left; 0 * NaN would be NaN.
+        live = index * keys_per_step + jnp.arange(keys_per_step) < block_kv_lens[:, None]  # [N, keys]
+        values = jnp.where(jnp.repeat(live, num_kv_heads, axis=0)[..., None], values, 0.0)
 
         scores = _batched_matmul(queries, keys, contract_rhs=2)  # [N*Hk, B*G, keys]
         if soft_cap is not None:
