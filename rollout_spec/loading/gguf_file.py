@@ -107,6 +107,8 @@ class GGUFFile:
             "attention.layer_norm_rms_epsilon": "rms_norm_eps",
         }
         faults = [f"{architecture}.{key} is missing" for key in required if value(key) is None]
+        by_layer = [key for key in (*required, "attention.head_count_kv") if isinstance(value(key), list)]
+        faults += [f"{architecture}.{key} differs by layer: only one value for all" for key in by_layer]
         if "token_embd.weight" not in self._tensors:
             faults.append("tensor token_embd.weight is missing")
         if value("expert_count", 0):

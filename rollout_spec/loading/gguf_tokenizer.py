@@ -82,7 +82,10 @@ def _byte_level_bpe(metadata: Metadata, tokens: list[str], architecture: str) ->
         kind = "qwen2"  # files from before the field was introduced
     merges = [tuple(merge.split(" ")) for merge in metadata("tokenizer.ggml.merges") or []]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    backend = Backend(models.BPE(vocabulary, merges, ignore_merges=kind == "llama-bpe"))
+    try:
+        backend = Backend(models.BPE(vocabulary, merges, ignore_merges=kind == "llama-bpe"))
+    except Exception as error:  # tokenizers raises nothing more special
+        raise ModelLoadError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
     backend.decoder = decoders.ByteLevel()
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # GPT-2's own pattern
     if kind == "smollm":
