@@ -16,7 +16,7 @@ _SIGN = 0x80000000
 
 def _ordered_bits(x: jax.Array) -> jax.Array:
     """uint32 with the order of float32 `x`."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0.0, 0.0, x), jnp.uint32)  # -0.0 equals 0.0
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(_SIGN))
 
 
@@ -55,7 +55,8 @@ def kept_tokens(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: ja
     target = top_p * jnp.sum(weights, axis=-1)
 
     def mass_reaches_p(threshold: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(bits >= threshold[:, None], weights, 0.0), axis=-1) >= target
+        mass = jnp.sum(jnp.where(bits >= threshold[:, None], weights, 0.0), axis=-1)
+        return (mass >= target) & (mass > 0.0)  # the target may round to zero
 
     top_p_threshold = jnp.where(top_p >= 1.0, jnp.uint32(0), _largest_satisfying(mass_reaches_p, rows))
     in_min_p = logits >= (largest + jnp.log(min_p))[:, None]
