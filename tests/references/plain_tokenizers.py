@@ -5,6 +5,7 @@ Needs the `regex` package, which comes with transformers.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import unicodedata
 from collections.abc import Iterable
@@ -97,13 +98,19 @@ class ByteLevelBPE:
         return symbols
 
 
+@functools.cache
+def _vocabulary(path: Path) -> tuple[list[str], list[str]]:
+    reader = gguf.GGUFReader(path)
+    tokens, merges = (reader.get_field(f"tokenizer.ggml.{key}").contents() for key in ("tokens", "merges"))
+    return tokens, merges
+
+
 def smollm2(path: Path, kind: str = "smollm") -> ByteLevelBPE:
     """SmolLM2's vocabulary, whose first 17 tokens are special, with the rules of one of four families.
 
     kind: as in the GGUF field tokenizer.ggml.pre. SmolLM2's own splits off digits, then goes by GPT-2's.
     """
-    reader = gguf.GGUFReader(path)
-    tokens, merges = (reader.get_field(f"tokenizer.ggml.{key}").contents() for key in ("tokens", "merges"))
+    tokens, merges = _vocabulary(path)
     patterns = {
         "smollm": (r"\p{N}", GPT2_PATTERN),
         "gpt-2": (GPT2_PATTERN,),

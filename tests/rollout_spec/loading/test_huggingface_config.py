@@ -30,7 +30,7 @@ def test_sizes_and_options_are_read() -> None:
     assert (config.vocab_size, config.max_position_embeddings, config.max_length) == (64, 64, 64)
     assert (config.rms_norm_eps, config.rope) == (1e-5, RopeConfig(theta=10_000.0))
     assert (config.eos_token_ids, config.bos_token_id) == ((2,), 1)
-    assert not (config.attention_bias or config.attention_out_bias or config.mlp_bias)
+    assert not any((config.attention_bias, config.attention_out_bias, config.mlp_bias))
     qwen2 = parse_config(QWEN2)
     assert (qwen2.attention_bias, qwen2.attention_out_bias, qwen2.rope.theta) == (True, False, 1e6)
 
