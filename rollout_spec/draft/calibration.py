@@ -23,7 +23,7 @@ def identity() -> NDArray[np.float32]:
 
 
 @compiled
-def grade_of(depth):
+def grade_of(depth: int) -> int:
     """Row of the table for a node at a depth, 1 for a child of the root."""
     if depth <= 2:
         return depth - 1
@@ -31,7 +31,7 @@ def grade_of(depth):
 
 
 @compiled
-def calibrated(table, grade, mixed):
+def calibrated(table: NDArray, grade: int, mixed: float) -> float:
     """Share accepted of the nodes of a grade and mixture probability."""
     at = np.sqrt(mixed) * np.float32(GRID)
     i = min(int(at), GRID - 1)
@@ -40,7 +40,7 @@ def calibrated(table, grade, mixed):
 
 
 @compiled
-def settle(table, nodes, size, accepted):
+def settle(table: NDArray, nodes: NDArray, size: int, accepted: NDArray) -> None:
     """Moves the table by what became of the draft nodes[:size], now that the request's next tokens are known."""
     parent = -1
     for token in accepted:

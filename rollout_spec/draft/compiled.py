@@ -14,8 +14,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     Where neither the package's folder nor the user's cache folder can be written, it is compiled anew in each
     process instead.
     """
-    options = {"nogil": True, "error_model": "numpy"}
     try:
-        return njit(cache=True, **options)(function)
+        return njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # numba found no folder to keep the machine code in
-        return njit(**options)(function)
+        return njit(nogil=True, error_model="numpy")(function)

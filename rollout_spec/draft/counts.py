@@ -1,19 +1,27 @@
 """The counts: a hash table of (context, next token) pairs in one flat array.
 
 A slot is 16 bytes and holds one pair: a 48-bit hash of the context, the token that followed, how often, when last,
-and which group saw it. Four slots are a line (64 bytes, a cache line). A pair lives in one of the eight slots of
-its window: the line its hash names and the line after it, so all the followers of a context are found by reading
-two adjacent lines. When a window is full the least worth of its pairs makes room, so that forgetting costs the
-same as learning, a pair at a time.
+and which group saw it. Four slots are a line (64 bytes, a cache line). A pair lies in one of two lines, which its
+context's hash names; so the followers of a context are found by reading two lines. A context with more than
+FOLLOWERS followers goes on to the next level: two more lines, named by a changed hash.
 
-Lines are numbered in the order of the hashes: home = hash * lines / 2**32. The table therefore grows in place, a
-few lines at a time from the last to the first, by any factor; `MIGRATING` is the lowest old line that has already
-moved.
+When both lines are full, a pair of them moves to its other line if there is room, and else the pair of them that
+is worth least is forgotten: the least seen, and the longest ago. Forgetting thus costs no more than learning, and
+happens a pair at a time.
+
+Evidence by group costs no second copy: a pair that one group alone saw carries that group's number. When another
+group sees it too, it is marked SHARED, and each group gets a pair of its own under a hash salted with its number.
+
+Lines are numbered in the order of the hashes: home = hash * lines / 2**32. The table therefore grows in place by
+any factor, a few lines at a time, from the last line to the first; MIGRATING is the lowest old line that moved.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from .compiled import compiled
 
@@ -33,14 +41,17 @@ LINE = 4
 ONE = 64
 """What one sighting adds to a slot's count."""
 COUNT_LIMIT = 65_000
+"""Above it all counts of a context are halved."""
 SHARED = 0
-"""Group of a pair that several groups saw; each then has a pair of its own under `group_hash`."""
+"""Group of a pair that several groups saw."""
 FOLLOWERS = 4
 """Most slots that one context takes of its two lines; the rest of its followers go to the next level's lines."""
 LEVELS = 4
+"""Times it can go on, so that a context keeps at most LEVELS * FOLLOWERS followers."""
 FULL_PERCENT = 82
-TICKS_PER_HALF = 4
-"""Ticks after which an unused pair's worth has halved, as a power of two: 2**4."""
+"""Share of the slots in use at which the table grows."""
+HALVING = 4
+"""The worth of an unused pair halves every 2**HALVING ticks."""
 
 # Entries of the control array, int64[CONTROL_SIZE].
 OLD_LINES, LINES, MIGRATING, MAX_LINES, USED, TICK, TOKENS, TOKENS_PER_TICK, TOKENS_AT_TICK = range(9)
@@ -56,27 +67,29 @@ _SHIFT_29 = np.uint64(29)
 
 
 @compiled
-def extend_hash(state, token):
+def extend_hash(running: np.uint64, token: int) -> np.uint64:
     """The running hash of a context with one earlier token put before it; uint64."""
-    return (state ^ np.uint64(token + 1)) * _MULTIPLIER + (state >> _SHIFT_29)
+    return (running ^ np.uint64(token + 1)) * _MULTIPLIER + (running >> _SHIFT_29)
 
 
 @compiled
-def finish_hash(state, salt):
+def finish_hash(running: np.uint64, salt: int) -> np.int64:
     """48 well-mixed bits, as a non-negative int64, of a running hash and a salt (a group, or 0)."""
-    x = state + np.uint64(salt) * _MIX
+    x = running + np.uint64(salt) * _MIX
     x = (x ^ (x >> _SHIFT_32)) * _MIX
     x = (x ^ (x >> _SHIFT_32)) * _MIX
     return np.int64(x >> np.uint64(16))
 
 
 @compiled
-def key_of(slot):
+def key_of(slot: Any) -> np.int64:
+    """The 48-bit hash of a slot's context."""
     return (np.int64(slot.check) << 16) | np.int64(slot.tag)
 
 
 @compiled
-def home(check, old_lines, lines, migrating):
+def home(check: int, old_lines: int, lines: int, migrating: int) -> int:
+    """A line for 32 bits of hash: of the grown table, if the old line has moved already."""
     line = (check * old_lines) >> 32
     if line >= migrating:
         line = (check * lines) >> 32
@@ -84,14 +97,14 @@ def home(check, old_lines, lines, migrating):
 
 
 @compiled
-def homes(key, old_lines, lines, migrating):
+def homes(key: int, old_lines: int, lines: int, migrating: int) -> tuple[int, int]:
     """The two lines a context's pairs may lie in; key is its 48-bit hash."""
     second = (key * _SECOND) & _MASK_48
     return home(key >> 16, old_lines, lines, migrating), home(second >> 16, old_lines, lines, migrating)
 
 
 @compiled
-def seat(slots, line_a, line_b, key, token, tick):
+def seat(slots: NDArray, line_a: int, line_b: int, key: int, token: int, tick: int) -> tuple[int, int]:
     """Where the pair (key, token) is or should go in two lines.
 
     Returns (slot, kind): 0 it is there, 1 the slot is free, 2 the slot holds a pair to forget, 3 the context has
@@ -101,7 +114,8 @@ def seat(slots, line_a, line_b, key, token, tick):
     same = 0
     free = -1
     most_free = 0
-    weakest, weakest_worth, weakest_same, weakest_same_worth = 0, 1 << 62, 0, 1 << 62
+    weakest, weakest_same = 0, 0
+    weakest_worth = weakest_same_worth = np.int64(1 << 62)
     for line in (line_a, line_b):
         free_here, first = 0, -1
         for i in range(line * LINE, line * LINE + LINE):
@@ -113,7 +127,8 @@ def seat(slots, line_a, line_b, key, token, tick):
                     first = i
                 continue
             age = (tick - np.int64(slot.tick)) & 0xFFFF
-            worth = ((count << 32) >> min(age >> TICKS_PER_HALF, 40)) - age
+            halvings = age >> HALVING
+            worth = ((count << 32) >> (halvings if halvings < 40 else 40)) - age
             if np.int64(slot.check) == check and np.int64(slot.tag) == tag:
                 if slot.token == token:
                     return i, 0
@@ -135,7 +150,7 @@ def seat(slots, line_a, line_b, key, token, tick):
 
 
 @compiled
-def make_room(slots, line_a, line_b, old_lines, lines, migrating):
+def make_room(slots: NDArray, line_a: int, line_b: int, old_lines: int, lines: int, migrating: int) -> int:
     """Moves a pair out of two full lines to its other line, if one has room there; returns its slot, or -1."""
     for line in (line_a, line_b):
         for i in range(line * LINE, line * LINE + LINE):
@@ -152,14 +167,16 @@ def make_room(slots, line_a, line_b, old_lines, lines, migrating):
 
 
 @compiled
-def seat_in_history(slots, control, key, token):
-    """`seat` through the levels of a context; returns (slot, kind, key of the level)."""
+def seat_in_table(
+    slots: NDArray, old_lines: int, lines: int, migrating: int, key: int, token: int, tick: int
+) -> tuple[int, int, int]:
+    """`seat` through the levels of a context, after making room; returns (slot, kind, key of the level)."""
     i, kind = 0, 0
     for level in range(LEVELS):
-        a, b = homes(key, control[OLD_LINES], control[LINES], control[MIGRATING])
-        i, kind = seat(slots, a, b, key, token, control[TICK])
+        line_a, line_b = homes(key, old_lines, lines, migrating)
+        i, kind = seat(slots, line_a, line_b, key, token, tick)
         if kind == 2:
-            room = make_room(slots, a, b, control[OLD_LINES], control[LINES], control[MIGRATING])
+            room = make_room(slots, line_a, line_b, old_lines, lines, migrating)
             if room >= 0:
                 i, kind = room, 1
         if kind != 3 or level == LEVELS - 1:
@@ -169,12 +186,19 @@ def seat_in_history(slots, control, key, token):
 
 
 @compiled
-def next_level(key):
+def seat_in_history(slots: NDArray, control: NDArray, key: int, token: int) -> tuple[int, int, int]:
+    """`seat_in_table` for the history."""
+    old_lines, lines, migrating = control[OLD_LINES], control[LINES], control[MIGRATING]
+    return seat_in_table(slots, old_lines, lines, migrating, key, token, control[TICK])
+
+
+@compiled
+def next_level(key: int) -> int:
     return (key + _LEVEL_STEP) & _MASK_48
 
 
 @compiled
-def write(slots, i, key, token, count, tick, group):
+def write(slots: NDArray, i: int, key: int, token: int, count: int, tick: int, group: int) -> None:
     slot = slots[i]
     slot.check = key >> 16
     slot.tag = key & 0xFFFF
@@ -185,22 +209,38 @@ def write(slots, i, key, token, count, tick, group):
 
 
 @compiled
-def add(slots, i, kind, key, token, units, tick, group, ages):
+def add(
+    slots: NDArray, i: int, kind: int, key: int, token: int, units: int, tick: int, group: int, ages: NDArray
+) -> int:
     """Adds units to the pair that `seat` placed; returns 1 when it took a free slot."""
     if kind != 0:
         write(slots, i, key, token, units, tick, group)
         return 1 if kind == 1 else 0
     slot = slots[i]
-    slot.count = min(COUNT_LIMIT, np.int64(slot.count * ages[np.int64(slot.tick)] + 0.5) + units)
+    slot.count = min(65_535, np.int64(slot.count * ages[np.int64(slot.tick)] + 0.5) + units)
     slot.tick = tick
     return 0
 
 
 @compiled
-def see(slots, control, ages, state, token, group):
-    """Counts one sighting, by `group`, of `token` after the context whose running hash is `state`."""
+def halve(slots: NDArray, old_lines: int, lines: int, migrating: int, key: int) -> None:
+    """Halves the counts of a context, which keeps their proportions."""
+    for _ in range(LEVELS):
+        line_a, line_b = homes(key, old_lines, lines, migrating)
+        for line in (line_a, line_b):
+            for i in range(line * LINE, line * LINE + LINE):
+                if slots[i].count != 0 and key_of(slots[i]) == key:
+                    slots[i].count = (np.int64(slots[i].count) + 1) >> 1
+            if line_a == line_b:
+                break
+        key = next_level(key)
+
+
+@compiled
+def see(slots: NDArray, control: NDArray, ages: NDArray, running: np.uint64, token: int, group: int) -> None:
+    """Counts one sighting, by `group`, of `token` after the context whose running hash is `running`."""
     tick = control[TICK]
-    first = finish_hash(state, 0)
+    first = finish_hash(running, 0)
     i, kind, key = seat_in_history(slots, control, first, token)
     owner = np.int64(slots[i].group)
     if kind == 0 and owner != group:
@@ -209,21 +249,35 @@ def see(slots, control, ages, state, token, group):
             units = np.int64(slot.count)
             then = np.int64(slot.tick)
             slot.group = SHARED
-            see_in_group(slots, control, ages, state, token, owner, units, then)
-        see_in_group(slots, control, ages, state, token, group, ONE, tick)
+            see_in_group(slots, control, ages, running, token, owner, units, then)
+        see_in_group(slots, control, ages, running, token, group, ONE, tick)
         i, kind, key = seat_in_history(slots, control, first, token)  # the above may have taken its slot
         group = SHARED
     control[USED] += add(slots, i, kind, key, token, ONE, tick, group, ages)
+    if slots[i].count > COUNT_LIMIT:
+        halve(slots, control[OLD_LINES], control[LINES], control[MIGRATING], first)
 
 
 @compiled
-def see_in_group(slots, control, ages, state, token, group, units, tick):
-    i, kind, key = seat_in_history(slots, control, finish_hash(state, group), token)
+def see_in_group(
+    slots: NDArray,
+    control: NDArray,
+    ages: NDArray,
+    running: np.uint64,
+    token: int,
+    group: int,
+    units: int,
+    tick: int,
+) -> None:
+    first = finish_hash(running, group)
+    i, kind, key = seat_in_history(slots, control, first, token)
     control[USED] += add(slots, i, kind, key, token, units, tick, group, ages)
+    if slots[i].count > COUNT_LIMIT:
+        halve(slots, control[OLD_LINES], control[LINES], control[MIGRATING], first)
 
 
 @compiled
-def grow(slots, control, lines_to_move):
+def grow(slots: NDArray, control: NDArray, lines_to_move: int) -> None:
     """Starts growing a table that is nearly full, or moves some lines of one that is growing."""
     if control[MIGRATING] == 0:
         if control[USED] * 100 < FULL_PERCENT * LINE * control[LINES] or control[LINES] == control[MAX_LINES]:

@@ -34,7 +34,7 @@ def write_arrays(path: str | os.PathLike[str], facts: dict[str, Any], arrays: di
             "dtype": arrays[name].dtype.str,
             "shape": arrays[name].shape,
             "bytes": len(flat[name]),
-            "crc32": zlib.crc32(flat[name]),
+            "crc32": zlib.crc32(flat[name].data),
         }
         for name in arrays
     ]
@@ -46,7 +46,7 @@ def write_arrays(path: str | os.PathLike[str], facts: dict[str, Any], arrays: di
             file.write(MAGIC + _PREFIX.pack(FORMAT_VERSION, len(header), zlib.crc32(header)) + header)
             for data in flat.values():
                 file.write(bytes(-file.tell() % _ALIGNMENT))
-                file.write(data)
+                file.write(data.data)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -81,7 +81,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
         offset += entry["bytes"]
         if len(data) != entry["bytes"]:
             faults.append(f"array {entry['name']!r} is cut short")
-        elif zlib.crc32(data) != entry["crc32"]:
+        elif zlib.crc32(data.data) != entry["crc32"]:
             faults.append(f"array {entry['name']!r} is altered")
         else:
             arrays[entry["name"]] = data.view(np.ndarray).view(entry["dtype"]).reshape(entry["shape"])

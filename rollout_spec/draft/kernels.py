@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .calibration import calibrated, grade_of, settle
 from .compiled import compiled
 from .config import LONGEST_MATCH
 from .counts import (
+    COUNT_LIMIT,
     LINE,
     ONE,
     TICK,
@@ -18,20 +20,20 @@ from .counts import (
     add,
     finish_hash,
     grow,
-    homes,
+    halve,
     key_of,
-    seat,
     seat_in_history,
+    seat_in_table,
     see,
 )
 from .mixture import SHAPES, hash_context, new_evidence, predict, reward
-from .state import DRAFTED, GROUP, LENGTH, NODE, OWN_FIRST, OWN_LINES, OWN_USED, TEXT
+from .state import DRAFTED, GROUP, LENGTH, NODE, OWN_FIRST, OWN_LINES, OWN_USED, TEXT, State
 
 LINES_MOVED_PER_TOKEN = 16
 
 
 @compiled
-def learn(state, r, new, max_match, is_output):
+def learn(state: State, r: int, new: NDArray, max_match: int, is_output: bool) -> int:
     """Learns the next tokens of request r; returns how many fitted its own table, which the caller then enlarges.
 
     A prompt is learnt for the request alone, an output for its group and everything too.
@@ -41,6 +43,7 @@ def learn(state, r, new, max_match, is_output):
     if row[DRAFTED] > 0:
         settle(state.calibration, state.drafts[r], row[DRAFTED], new)
         row[DRAFTED] = 0
+    own = state.private[row[OWN_FIRST] * LINE : (row[OWN_FIRST] + row[OWN_LINES]) * LINE]
     evidence = new_evidence()
     for done in range(len(new)):
         if row[OWN_USED] + SHAPES > row[OWN_LINES] * (LINE - 1):  # three quarters full
@@ -58,11 +61,10 @@ def learn(state, r, new, max_match, is_output):
             if is_output:
                 see(state.history, control, state.ages, running, token, row[GROUP])
             key = finish_hash(running, 0)
-            line_a, line_b = homes(key, row[OWN_LINES], row[OWN_LINES], 0)
-            i, kind = seat(
-                state.private, row[OWN_FIRST] + line_a, row[OWN_FIRST] + line_b, key, token, control[TICK]
-            )
-            row[OWN_USED] += add(state.private, i, kind, key, token, ONE, control[TICK], 0, state.ages)
+            i, kind, level = seat_in_table(own, row[OWN_LINES], row[OWN_LINES], 0, key, token, control[TICK])
+            row[OWN_USED] += add(own, i, kind, level, token, ONE, control[TICK], 0, state.ages)
+            if own[i].count > COUNT_LIMIT:
+                halve(own, row[OWN_LINES], row[OWN_LINES], 0, key)
         row[LENGTH] = append(context, length, token)
         if is_output:
             grow(state.history, control, LINES_MOVED_PER_TOKEN)
@@ -75,7 +77,7 @@ def learn(state, r, new, max_match, is_output):
 
 
 @compiled
-def append(context, length, token):
+def append(context: NDArray, length: int, token: int) -> int:
     """Puts token after context[:length], dropping the oldest where there is no room; returns the new length."""
     if length == LONGEST_MATCH:
         for i in range(LONGEST_MATCH - 1):
@@ -86,7 +88,17 @@ def append(context, length, token):
 
 
 @compiled
-def draft(state, batch, budgets, max_match, branching, min_prob, tokens, parents, probs):
+def draft(
+    state: State,
+    batch: NDArray,
+    budgets: NDArray,
+    max_match: int,
+    branching: bool,
+    min_prob: float,
+    tokens: NDArray,
+    parents: NDArray,
+    probs: NDArray,
+) -> NDArray[np.int64]:
     """Drafts a tree for each request of batch; returns int64[B], the nodes of each.
 
     Fills tokens, parents and probs, each [B, at least the largest budget], depth first.
@@ -137,7 +149,9 @@ def draft(state, batch, budgets, max_match, branching, min_prob, tokens, parents
 
 
 @compiled
-def push(waiting, count, room, token, parent, prob, mixed, grade):
+def push(
+    waiting: NDArray, count: int, room: int, token: int, parent: int, prob: float, mixed: float, grade: int
+) -> int:
     """Adds a node to those waiting, likeliest last, of which only the `room` likeliest are kept."""
     if count >= room:
         if prob <= waiting[0].prob:
@@ -155,7 +169,7 @@ def push(waiting, count, room, token, parent, prob, mixed, grade):
 
 
 @compiled
-def lay_out(nodes, size, tokens, parents, probs):
+def lay_out(nodes: NDArray, size: int, tokens: NDArray, parents: NDArray, probs: NDArray) -> None:
     """Writes a tree depth first, the likelier child first: its likeliest path is then mostly contiguous."""
     pending = np.empty(size, np.int64)
     place = np.empty(size, np.int64)
@@ -177,19 +191,19 @@ def lay_out(nodes, size, tokens, parents, probs):
 
 
 @compiled
-def rehash(private, old_first, old_lines, first, lines):
+def rehash(private: NDArray, old_first: int, old_lines: int, first: int, lines: int) -> None:
     """Copies a request's own table to an empty, larger place."""
-    for i in range(old_first * LINE, (old_first + old_lines) * LINE):
-        pair = private[i]
+    old = private[old_first * LINE : (old_first + old_lines) * LINE]
+    new = private[first * LINE : (first + lines) * LINE]
+    for i in range(len(old)):
+        pair = old[i]
         if pair.count != 0:
-            key = key_of(pair)
-            line_a, line_b = homes(key, lines, lines, 0)
-            j, _ = seat(private, first + line_a, first + line_b, key, pair.token, np.int64(pair.tick))
-            private[j] = pair
+            j, _, _ = seat_in_table(new, lines, lines, 0, key_of(pair), pair.token, np.int64(pair.tick))
+            new[j] = pair
 
 
 @compiled
-def insert_all(history, control, pairs):
+def insert_all(history: NDArray, control: NDArray, pairs: NDArray) -> None:
     """Puts pairs into an empty history, forgetting what it has no room for."""
     for i in range(len(pairs)):
         if pairs[i].count != 0:

@@ -38,7 +38,7 @@ from .counts import (
     homes,
     next_level,
 )
-from .state import GROUP, OWN_FIRST, OWN_LINES
+from .state import GROUP, OWN_FIRST, OWN_LINES, State
 
 SHAPES = 8
 LENGTHS = np.array([1, 2, 3, 5, 8, 16, 2, 5])
@@ -68,7 +68,7 @@ class Evidence(NamedTuple):
     seen: NDArray  # float32[CANDIDATES, EXPERTS]: counts, in units of 1 / ONE
     totals: NDArray  # float32[EXPERTS]
     most: NDArray  # float32[EXPERTS]: the largest count
-    index: NDArray  # int64[EXPERTS]: column of the expert's weight
+    columns: NDArray  # int64[EXPERTS]: column of the expert's weight
     scale: NDArray  # float32[EXPERTS]: weight / (total + DISCOUNT)
 
 
@@ -86,7 +86,9 @@ def new_evidence() -> Evidence:
 
 
 @compiled
-def hash_context(context, length, shape, state, used):
+def hash_context(
+    context: NDArray, length: int, shape: int, state: np.uint64, used: int
+) -> tuple[np.uint64, int]:
     """The running hash of context[:length] in a shape, from the shorter one's; returns (hash, tokens used).
 
     The tokens used are 0 when the context is too short for the shape.
@@ -104,7 +106,7 @@ def hash_context(context, length, shape, state, used):
 
 
 @compiled
-def position(tokens, count, token):
+def position(tokens: NDArray, count: int, token: int) -> int:
     """Index of token among tokens[:count], or count."""
     for i in range(count):
         if tokens[i] == token:
@@ -113,18 +115,29 @@ def position(tokens, count, token):
 
 
 @compiled
-def gather(slots, first_line, old_lines, lines, migrating, levels, key, group, expert, evidence, ages, count):
+def gather(
+    slots: NDArray,
+    old_lines: int,
+    lines: int,
+    migrating: int,
+    key: int,
+    group: int,
+    expert: int,
+    evidence: Evidence,
+    ages: NDArray,
+    count: int,
+) -> tuple[int, bool]:
     """Adds the followers of a context to the evidence of an expert; returns (candidates, whether any is shared).
 
     With a group, what only that group saw counts for the group's expert of the same shape too.
     """
     shared = False
-    for _ in range(levels):
+    for _ in range(LEVELS):
         check, tag = np.uint32(key >> 16), np.uint16(key & 0xFFFF)
         line_a, line_b = homes(key, old_lines, lines, migrating)
         followers = 0
         for line in (line_a, line_b):
-            start = (first_line + line) * LINE
+            start = line * LINE
             for i in range(start, start + LINE):
                 slot = slots[i]
                 if slot.check != check or slot.tag != tag or slot.count == 0:
@@ -160,11 +173,14 @@ def gather(slots, first_line, old_lines, lines, migrating, levels, key, group, e
 
 
 @compiled
-def predict(state, row, context, length, max_match, evidence):
+def predict(
+    state: State, row: NDArray, context: NDArray, length: int, max_match: int, evidence: Evidence
+) -> tuple[int, int]:
     """Fills evidence with what may follow context[:length] (newest last); returns (candidates, bucket)."""
-    control, ages, totals = state.control, state.ages, evidence.totals
+    history, control, ages, totals = state.history, state.control, state.ages, evidence.totals
     old_lines, lines, migrating = control[OLD_LINES], control[LINES], control[MIGRATING]
     group, own_first, own_lines = row[GROUP], row[OWN_FIRST], row[OWN_LINES]
+    own = state.private[own_first * LINE : (own_first + own_lines) * LINE]
     totals[:] = 0
     evidence.most[:] = 0
     count, matched, matched_in_group = 0, 0, 0
@@ -184,35 +200,13 @@ def predict(state, row, context, length, max_match, evidence):
         key = finish_hash(running, 0)
         if in_history:
             count, shared = gather(
-                state.history,
-                0,
-                old_lines,
-                lines,
-                migrating,
-                LEVELS,
-                key,
-                group,
-                shape,
-                evidence,
-                ages,
-                count,
+                history, old_lines, lines, migrating, key, group, shape, evidence, ages, count
             )
             if shared:
                 e = SHAPES + shape
                 key_in_group = finish_hash(running, group)
                 count, _ = gather(
-                    state.history,
-                    0,
-                    old_lines,
-                    lines,
-                    migrating,
-                    LEVELS,
-                    key_in_group,
-                    SHARED,
-                    e,
-                    evidence,
-                    ages,
-                    count,
+                    history, old_lines, lines, migrating, key_in_group, SHARED, e, evidence, ages, count
                 )
             in_history = totals[shape] > 0
             if in_history and not skips:
@@ -221,28 +215,26 @@ def predict(state, row, context, length, max_match, evidence):
                     matched_in_group = shape + 1
         if in_own:
             e = 2 * SHAPES + shape
-            count, _ = gather(
-                state.private, own_first, own_lines, own_lines, 0, 1, key, SHARED, e, evidence, ages, count
-            )
+            count, _ = gather(own, own_lines, own_lines, 0, key, SHARED, e, evidence, ages, count)
             in_own = totals[e] > 0
     mix(state.weights[matched_in_group], evidence, count)
     return count, matched_in_group
 
 
 @compiled
-def mix(weights, evidence, count):
+def mix(weights: NDArray, evidence: Evidence, count: int) -> None:
     """Fills the evidence's probs from what its experts saw."""
     if weights[NOBODY] == 0:  # a bucket never used before
         weights[:] = 1
     norm = weights[NOBODY]
     for e in range(EXPERTS):
         if evidence.totals[e] > 0:
-            evidence.index[e] = e * SURENESSES + sureness(evidence.totals[e], evidence.most[e])
-            norm += weights[evidence.index[e]]
+            evidence.columns[e] = e * SURENESSES + sureness(evidence.totals[e], evidence.most[e])
+            norm += weights[evidence.columns[e]]
     for e in range(EXPERTS):
         evidence.scale[e] = 0
         if evidence.totals[e] > 0:
-            evidence.scale[e] = weights[evidence.index[e]] / (norm * (evidence.totals[e] + DISCOUNT))
+            evidence.scale[e] = weights[evidence.columns[e]] / (norm * (evidence.totals[e] + DISCOUNT))
     for c in range(count):
         p = np.float32(0)
         for e in range(EXPERTS):
@@ -251,7 +243,7 @@ def mix(weights, evidence, count):
 
 
 @compiled
-def sureness(total, most):
+def sureness(total: float, most: float) -> int:
     """0 to 8: seen about once, two or three times or more, by: no token, most or all of the followers alike."""
     often = 0 if total < 1.5 * ONE else (1 if total < 3.5 * ONE else 2)
     alike = 2 if most >= np.float32(0.98) * total else (1 if 2 * most > total else 0)
@@ -259,18 +251,18 @@ def sureness(total, most):
 
 
 @compiled
-def reward(weights, evidence, count, token):
+def reward(weights: NDArray, evidence: Evidence, count: int, token: int) -> None:
     """Moves the weights that `predict` used, now that `token` is what came."""
     c = position(evidence.tokens, count, token)
     norm = weights[NOBODY]
     for e in range(EXPERTS):
         if evidence.totals[e] > 0:
-            norm += weights[evidence.index[e]]
+            norm += weights[evidence.columns[e]]
     by_nobody = weights[NOBODY] / norm * FLOOR
     given = by_nobody + (evidence.probs[c] if c < count else np.float32(0))
     for e in range(EXPERTS):
         if evidence.totals[e] > 0:
             share = evidence.scale[e] * evidence.seen[c, e] / given if c < count else np.float32(0)
-            i = evidence.index[e]
+            i = evidence.columns[e]
             weights[i] = max(LEAST_WEIGHT, (1 - RATE) * weights[i] + RATE * norm * share)
     weights[NOBODY] = max(LEAST_WEIGHT, (1 - RATE) * weights[NOBODY] + RATE * norm * by_nobody / given)

@@ -143,7 +143,7 @@ class TrieDrafter:
         with self._lock:
             used = int(self._control[counts.LINES]) * counts.LINE
             facts = {"weight_version": self._version}
-            arrays = {
+            arrays: dict[str, NDArray] = {
                 "slots": self._history[:used].view(np.uint8),
                 "control": self._control,
                 "ages": self._ages,
@@ -158,12 +158,21 @@ class TrieDrafter:
         A history too large for this drafter's capacity is cut down to the pairs worth most.
         """
         facts, arrays = read_arrays(path)
-        expected = {"slots": np.uint8, "control": np.int64, "ages": np.float32, "weights": np.float32}
-        found = {name: array.dtype for name, array in arrays.items()}
-        if found != {name: np.dtype(dtype) for name, dtype in expected.items()} or (
-            arrays["weights"].shape != self._weights.shape
-        ):
-            raise HistoryError(f"{os.fspath(path)} holds other arrays than a trie's history: {sorted(found)}")
+        expected: dict[str, NDArray] = {
+            "control": self._control,
+            "ages": self._ages,
+            "weights": self._weights,
+        }
+        expected["calibration"] = self._calibration
+        faults = [
+            f"{name} of {like.dtype}{like.shape}"
+            for name, like in expected.items()
+            if name not in arrays or (arrays[name].dtype, arrays[name].shape) != (like.dtype, like.shape)
+        ]
+        if "slots" not in arrays or arrays["slots"].dtype != np.uint8:
+            faults.append("slots of uint8")
+        if faults:
+            raise HistoryError(f"{os.fspath(path)} holds no trie's history: expected {', '.join(faults)}")
         with self._lock:
             self._clear_history()
             saved, slots = arrays["control"], arrays["slots"].view(counts.SLOT)
