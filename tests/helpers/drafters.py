@@ -130,9 +130,16 @@ class OracleDrafter(WatchingDrafter):
     """
 
     def __init__(
-        self, sequences: Iterable[Sequence[int]], vocab_size: int, seed: int = 0, *, mixed: bool = False
+        self,
+        sequences: Iterable[Sequence[int]],
+        vocab_size: int,
+        seed: int = 0,
+        *,
+        mixed: bool = False,
+        deepest: int = MAX_NODES,
     ) -> None:
         super().__init__()
+        self.deepest = deepest
         self.vocab_size = vocab_size
         self.mixed = mixed
         self.rng = np.random.default_rng(seed)
@@ -143,7 +150,7 @@ class OracleDrafter(WatchingDrafter):
     def know(self, sequence: Sequence[int]) -> None:
         whole = tuple(int(token) for token in sequence)
         for length in range(1, len(whole)):
-            coming = whole[length : length + MAX_NODES]
+            coming = whole[length : length + self.deepest]
             self._continuations.setdefault(whole[:length], set()).add(coming)
 
     def tree(self, context: Sequence[int], budget: int) -> DraftTree:

@@ -18,15 +18,16 @@ from tests.helpers.random_cases import Case
 from tests.helpers.tiny_models import TinyModel, tiny_model
 from tests.helpers.tiny_tokenizer import tiny_tokenizer
 
+# Every pair of a model and a shape compiles each of its step sizes anew, so tests keep to few pairs.
 SHAPES: dict[str, dict[str, Any]] = {
     # One slot, so trees of all 63 nodes fit a step; pages of a size no length divides by.
     "alone": {"max_seqs": 1, "page_size": 7, "max_batch_tokens": 64},
-    # Everything at once, nothing short.
-    "roomy": {"max_seqs": 8, "page_size": 16, "max_batch_tokens": 128},
+    # Many at once, nothing short.
+    "roomy": {"max_seqs": 8, "page_size": 16, "max_batch_tokens": 24},
     # Prompts in small chunks, and too few pages for four requests: they preempt each other.
     "cramped": {"max_seqs": 4, "page_size": 4, "max_batch_tokens": 12, "kv_pages": 28},
     # A page a token and no sharing.
-    "unshared": {"max_seqs": 3, "page_size": 1, "max_batch_tokens": 70, "prefix_cache": False},
+    "unshared": {"max_seqs": 3, "page_size": 1, "max_batch_tokens": 20, "prefix_cache": False},
 }
 
 
@@ -86,16 +87,18 @@ def tokenizer_of(model: TinyModel) -> Tokenizer:
 
 
 def new_engine(
-    model: TinyModel, *, drafter: Drafter | None = None, draft: DraftConfig | None = None, **sizes: Any
+    model: TinyModel, shape: str, *, drafter: Drafter | None = None, **sizes: Any
 ) -> RolloutEngine:
-    """An engine of its own with these EngineConfig values; drafting is off unless asked for."""
-    if draft is None:
-        draft = DraftConfig(kind="none") if drafter is None else DraftConfig(max_nodes=MAX_NODES, gate=False)
+    """An engine of its own; `sizes` are EngineConfig values other than the shape's. Without a drafter it drafts
+    nothing, with one as much as fits."""
+    values = {**SHAPES[shape], **sizes}
+    nodes = min(MAX_NODES, values["max_batch_tokens"] - 1)
+    draft = DraftConfig(kind="none" if drafter is None else "trie", max_nodes=nodes, gate=False)
     return RolloutEngine(
         model.config,
         model.params,
         tokenizer=tokenizer_of(model),
-        config=EngineConfig(draft=draft, **sizes),
+        config=EngineConfig(**{"draft": draft, **values}),
         drafter=drafter,
     )
 
@@ -104,13 +107,12 @@ def new_engine(
 def shared_engine(model_name: str, shape: str) -> SharedEngine:
     model = tiny_model(model_name)
     drafter = SwitchedDrafter()
-    engine = new_engine(model, drafter=drafter, **SHAPES[shape])
-    return SharedEngine(model, engine, drafter, tokenizer_of(model))
+    return SharedEngine(model, new_engine(model, shape, drafter=drafter), drafter, tokenizer_of(model))
 
 
 @functools.cache
 def undrafted_engine(model_name: str, shape: str) -> RolloutEngine:
-    return new_engine(tiny_model(model_name), **SHAPES[shape])
+    return new_engine(tiny_model(model_name), shape)
 
 
 def complete(engine: RolloutEngine, cases: Sequence[Case], **keywords: Any) -> list[Completion]:

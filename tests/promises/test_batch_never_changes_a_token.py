@@ -50,9 +50,8 @@ def test_in_another_order_and_among_others(in_a_batch: list[Completion]) -> None
     assert same_tokens([c for i in range(len(CASES)) for c in place[i]], in_a_batch)
 
 
-@pytest.mark.parametrize("shape", ["cramped", "unshared"])
-def test_with_other_slots_pages_and_chunks(shape: str, in_a_batch: list[Completion]) -> None:
-    shared = shared_engine(MODEL, shape)
+def test_with_other_slots_pages_and_chunks(in_a_batch: list[Completion]) -> None:
+    shared = shared_engine(MODEL, "cramped")
     for drafter in (WatchingDrafter(), AdversarialDrafter(shared.model.config.vocab_size, seed=3)):
         with shared.drafting(drafter) as engine:
             assert same_tokens(complete(engine, CASES), in_a_batch)
@@ -89,10 +88,9 @@ def test_after_preemption(temperature: float, prefix_cache: bool) -> None:
     sequences = [
         [*case.prompt, *completion.token_ids] for case, completion in zip(cases, expected, strict=True)
     ]
-    # Pages for little more than one request: they push each other out again and again.
-    short = {"max_seqs": 4, "page_size": 4, "max_batch_tokens": 24, "kv_pages": 22}
+    # Pages for fewer requests than there are slots: they push each other out again and again.
     drafter = OracleDrafter(sequences, model.config.vocab_size, mixed=True)
-    engine = new_engine(model, drafter=drafter, prefix_cache=prefix_cache, **short)
+    engine = new_engine(model, "cramped", drafter=drafter, prefix_cache=prefix_cache)
     assert same_tokens(complete(engine, cases), expected)
     stats = engine.stats()
     assert stats.preemptions > 3
@@ -176,8 +174,7 @@ def test_seeds_not_given_are_drawn_reported_and_give_the_same_again() -> None:
         for number in (0, 2, 4):  # the first sample has the request's own seed
             (again,) = engine.generate([[1, 2]], replace(sampling, seed=drawn[number].seed))
             assert same_tokens(again.completions, drawn[number : number + 2])
-    sizes = {"max_seqs": 8, "page_size": 16, "max_batch_tokens": 128}
-    one, same, other = (first_outputs(new_engine(model, seed=seed, **sizes)) for seed in (7, 7, 8))
+    one, same, other = (first_outputs(new_engine(model, "roomy", seed=seed)) for seed in (7, 7, 8))
     assert same_tokens(one, same)
     assert not same_tokens(one, other)
 
@@ -188,8 +185,7 @@ def test_a_prompt_that_extends_a_finished_completion_finds_its_pages(extend_by: 
     rng = np.random.default_rng(1)
     sampling = SamplingParams(max_tokens=30, ignore_eos=True, seed=3)
     prompt = [int(token) for token in rng.integers(0, 257, 20)]
-    sizes = {"max_seqs": 2, "page_size": 4, "max_batch_tokens": 64}
-    warm = new_engine(tiny_model(MODEL), prefix_cache=True, **sizes)
+    warm = new_engine(tiny_model(MODEL), "cramped", prefix_cache=True)
     first = warm.generate([prompt], sampling)[0].completions[0]
     second_prompt = [*prompt, *first.token_ids.tolist(), *range(extend_by)]
     before = warm.stats().prompt_tokens_cached
@@ -197,7 +193,7 @@ def test_a_prompt_that_extends_a_finished_completion_finds_its_pages(extend_by: 
     cached = warm.stats().prompt_tokens_cached - before
     # All whole pages but the last token's, whose key and value the first turn had no need to compute.
     assert cached >= (len(prompt) + len(first.token_ids) - 1) // 4 * 4
-    fresh = new_engine(tiny_model(MODEL), prefix_cache=False, **sizes)
+    fresh = new_engine(tiny_model(MODEL), "cramped", prefix_cache=False)
     expected = fresh.generate([second_prompt], sampling)[0].completions
     assert same_tokens(second, expected)
     np.testing.assert_allclose(second[0].kept_mass, expected[0].kept_mass, atol=NUMBER_TOLERANCE)
@@ -205,7 +201,7 @@ def test_a_prompt_that_extends_a_finished_completion_finds_its_pages(extend_by: 
 
 def test_a_groups_prompt_is_computed_once() -> None:
     prompt = [int(token) for token in np.random.default_rng(2).integers(0, 257, 33)]
-    engine = new_engine(tiny_model(MODEL), max_seqs=8, page_size=4, max_batch_tokens=128)
+    engine = new_engine(tiny_model(MODEL), "cramped")
     engine.generate([prompt] * 3, SamplingParams(n=4, max_tokens=3, seed=1))
     # 32 tokens in whole pages, once; then for each of 12 samples the last prompt token.
     assert engine.stats().prompt_tokens_computed <= 33 + 11

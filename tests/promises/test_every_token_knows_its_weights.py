@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,8 +14,8 @@ from tests.helpers.expectations import expected_cases
 from tests.helpers.plain_sampler import log_softmax
 from tests.helpers.tiny_models import TinyModel, tiny_model
 
-MODEL = "llama-tied"
-SIZES: dict[str, Any] = {"max_seqs": 4, "page_size": 8, "max_batch_tokens": 96}
+MODEL = "qwen2"
+VOCABULARY = 257
 
 
 def plain_logprobs(model: TinyModel, prompt: list[int], completion: Completion) -> np.ndarray:
@@ -48,10 +46,10 @@ def test_logprobs_equal_teacher_forcing_in_plain_numpy_in_the_trainers_model_and
 def test_scoring_takes_any_text_long_ones_in_chunks_and_empty_ones() -> None:
     model = tiny_model(MODEL)
     rng = np.random.default_rng(0)
-    lengths = [(1, 0), (1, 1), (1, 127), (127, 1), (60, 68), (64, 1), (3, 9)]
-    prompts = [rng.integers(0, 600, length).tolist() for length, _ in lengths]
-    texts = [rng.integers(0, 600, length).tolist() for _, length in lengths]
-    scores = new_engine(model, page_size=8, max_seqs=2, max_batch_tokens=20).score(prompts, texts)
+    lengths = [(1, 0), (1, 1), (1, 95), (95, 1), (40, 56), (64, 1), (16, 16), (3, 9)]
+    prompts = [rng.integers(0, VOCABULARY, length).tolist() for length, _ in lengths]
+    texts = [rng.integers(0, VOCABULARY, length).tolist() for _, length in lengths]
+    scores = new_engine(model, "roomy").score(prompts, texts)
     for prompt, text, score in zip(prompts, texts, scores, strict=True):
         logprobs = log_softmax(model.plain.logits([*prompt, *text]))
         expected = logprobs[np.arange(len(text)) + len(prompt) - 1, text]
@@ -60,7 +58,7 @@ def test_scoring_takes_any_text_long_ones_in_chunks_and_empty_ones() -> None:
 
 def test_sampled_logprobs_and_kept_mass_give_the_whole_vocabulary_at_the_temperature() -> None:
     model = tiny_model(MODEL)
-    with shared_engine(MODEL, "roomy").drafting(AdversarialDrafter(600, seed=0)) as engine:
+    with shared_engine(MODEL, "roomy").drafting(AdversarialDrafter(VOCABULARY, seed=0)) as engine:
         for temperature in (0.5, 1.0, 1.7):
             sampling = SamplingParams(
                 temperature=temperature,
@@ -88,9 +86,9 @@ def by_version(models: list[TinyModel], prompt: list[int], completion: Completio
 @pytest.mark.parametrize("mode", ["drain", "interrupt", "inflight"])
 def test_versions_and_logprobs_stay_true_when_weights_change_while_requests_run(mode: str) -> None:
     models = [tiny_model(MODEL, seed) for seed in range(4)]
-    engine = new_engine(models[0], drafter=AdversarialDrafter(600, seed=1), **SIZES)
+    engine = new_engine(models[0], "roomy", drafter=AdversarialDrafter(VOCABULARY, seed=1))
     rng = np.random.default_rng(3)
-    prompts = [rng.integers(0, 600, int(length)).tolist() for length in rng.integers(1, 40, 12)]
+    prompts = [rng.integers(0, VOCABULARY, int(length)).tolist() for length in rng.integers(1, 40, 12)]
     requests = [
         engine.submit(prompt, SamplingParams(max_tokens=40, seed=seed, ignore_eos=True))
         for seed, prompt in enumerate(prompts)
@@ -119,7 +117,7 @@ def test_versions_and_logprobs_stay_true_when_weights_change_while_requests_run(
 
 def test_keeping_the_cache_marks_tokens_with_the_new_version() -> None:
     models = [tiny_model(MODEL, seed) for seed in range(2)]
-    engine = new_engine(models[0], drafter=WatchingDrafter(), **SIZES)
+    engine = new_engine(models[0], "roomy", drafter=WatchingDrafter())
     prompt = list(range(20))
     request = engine.submit(prompt, SamplingParams(max_tokens=30, seed=0, ignore_eos=True))
     for _ in range(10):
@@ -131,7 +129,7 @@ def test_keeping_the_cache_marks_tokens_with_the_new_version() -> None:
     assert set(versions.tolist()) == {0, 1}
     assert (np.diff(versions) >= 0).all()
     # The old keys and values must serve nobody else.
-    fresh = new_engine(models[1], **SIZES)
+    fresh = new_engine(models[1], "roomy")
     sampling = SamplingParams(max_tokens=10, seed=5)
     extended = [*prompt, *request.completions[0].token_ids.tolist()]
     for text in (prompt, extended):
@@ -145,7 +143,7 @@ def test_keeping_the_cache_marks_tokens_with_the_new_version() -> None:
 
 def test_continuing_under_new_weights_keeps_the_old_tokens_numbers() -> None:
     models = [tiny_model(MODEL, seed) for seed in range(2)]
-    engine: RolloutEngine = new_engine(models[0], **SIZES)
+    engine: RolloutEngine = new_engine(models[0], "roomy")
     prompt = [1, 2, 3]
     sampling = SamplingParams(max_tokens=8, seed=4, ignore_eos=True)
     (begun,) = engine.generate([prompt], sampling)[0].completions

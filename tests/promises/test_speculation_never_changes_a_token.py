@@ -19,16 +19,13 @@ from tests.helpers.expectations import Expectation, expected_cases, unending
 from tests.helpers.plain_loop import certain_prefix
 from tests.helpers.tiny_models import TinyModel
 
-REQUESTS = 40  # a model and an engine; raise it to search longer
+REQUESTS = 60  # a model and an engine; raise it to search longer
 
 ENGINES = [
     ("llama", "alone"),
-    ("llama", "cramped"),
-    ("llama-tied", "roomy"),
-    ("llama-tied", "unshared"),
-    ("qwen2", "cramped"),
+    ("llama-tied", "cramped"),
     ("qwen2", "roomy"),
-    ("qwen2-tied", "alone"),
+    ("qwen2", "cramped"),
     ("qwen2-tied", "unshared"),
 ]
 
@@ -84,7 +81,7 @@ def test_tokens_are_those_of_the_plain_loop(model_name: str, shape: str, drafter
         )
 
 
-@pytest.mark.parametrize(("model_name", "shape"), ENGINES[::3])
+@pytest.mark.parametrize(("model_name", "shape"), ENGINES)
 def test_tokens_are_those_of_the_plain_loop_without_a_drafter(model_name: str, shape: str) -> None:
     expected = expected_cases(model_name, ENGINES.index((model_name, shape)), REQUESTS)
     completions = complete(undrafted_engine(model_name, shape), expected.cases)
@@ -119,10 +116,12 @@ def test_eos_drafted_and_accepted_in_mid_path_ends_the_completion_there() -> Non
             len(s) > len(case.prompt) + len(tokens) and s[:-6] == case.prompt + tokens for s in truth
         )
         room = case.sampling["max_tokens"] - len(tokens)
-        # The prompt's step samples the first token, the second step verifies all others and some more.
+        # One step verifies all tokens but the bonus one and some more; the prompt may have taken one before.
         if plain.finish_reason == "stop" and len(tokens) > 2 and drafted_on and room > 2:
             assert tokens == plain.token_ids
-            assert completion.draft.steps == 2
-            assert completion.draft.drafted > completion.draft.accepted == len(tokens) - 2
+            assert completion.draft.steps <= 2
+            assert (
+                completion.draft.drafted > completion.draft.accepted == len(tokens) - completion.draft.steps
+            )
             in_mid_path += 1
     assert in_mid_path > 2

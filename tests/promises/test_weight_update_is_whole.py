@@ -22,7 +22,6 @@ from tests.helpers.expectations import expected_cases
 from tests.helpers.tiny_models import TinyModel, tiny_model
 
 MODEL = "qwen2"
-SIZES: dict[str, Any] = {"max_seqs": 4, "page_size": 4, "max_batch_tokens": 64}
 CASES = expected_cases(MODEL, 3000, 12).cases
 A, B = tiny_model(MODEL, 0), tiny_model(MODEL, 1)
 
@@ -34,7 +33,7 @@ def hf_arrays(model: TinyModel) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def fresh() -> dict[str, list[Completion]]:
     """What fresh engines with A's and with B's weights generate."""
-    return {name: complete(new_engine(model, **SIZES), CASES) for name, model in (("A", A), ("B", B))}
+    return {name: complete(new_engine(model, "cramped"), CASES) for name, model in (("A", A), ("B", B))}
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def engine() -> RolloutEngine:
     """An engine with A's weights, a warm prefix cache and a drafter that remembers."""
     expected = expected_cases(MODEL, 3000, 12)
     drafter = OracleDrafter(expected.sequences(), A.config.vocab_size, mixed=True)
-    warm = new_engine(A, drafter=drafter, **SIZES)
+    warm = new_engine(A, "cramped", drafter=drafter)
     complete(warm, CASES)
     return warm
 
@@ -170,7 +169,7 @@ def test_a_bad_update_changes_nothing_and_lists_every_fault(
     assert not running.ended, "requests must go on as if nothing had been tried"
     while not running.ended:
         engine.step()
-    alone = new_engine(A, **SIZES).generate([[1, 2, 3]], sampling)[0].completions
+    alone = new_engine(A, "cramped").generate([[1, 2, 3]], sampling)[0].completions
     assert same_tokens(running.completions, alone)
     assert same_tokens(complete(engine, CASES), fresh["A"])
     engine.update_weights(B.params)
@@ -225,9 +224,7 @@ def test_weights_that_were_not_numbers_leave_no_trace(
 
 
 def test_drain_finishes_what_runs_on_the_old_weights_even_if_pages_run_out() -> None:
-    engine = new_engine(
-        A, drafter=WatchingDrafter(), max_seqs=4, page_size=4, max_batch_tokens=16, kv_pages=18
-    )
+    engine = new_engine(A, "cramped", drafter=WatchingDrafter())
     sampling = SamplingParams(max_tokens=40, ignore_eos=True, seed=1)
     requests = [engine.submit(list(range(first, first + 12)), sampling) for first in range(4)]
     while sum(request.status == "running" for request in requests) < 2:
@@ -245,7 +242,7 @@ def test_drain_finishes_what_runs_on_the_old_weights_even_if_pages_run_out() -> 
 
 
 def test_interrupt_ends_what_runs_with_what_it_has_and_the_rest_runs_on_new_weights() -> None:
-    engine = new_engine(A, **SIZES)
+    engine = new_engine(A, "cramped")
     sampling = SamplingParams(max_tokens=25, ignore_eos=True, seed=1)
     requests = [engine.submit([1, 2, first], sampling) for first in range(6)]
     for _ in range(5):
@@ -259,7 +256,7 @@ def test_interrupt_ends_what_runs_with_what_it_has_and_the_rest_runs_on_new_weig
         handed_out += engine.step()
     handed_out += engine.step()
     assert sorted(r.request_id for r in handed_out) == sorted(r.request_id for r in requests)
-    uninterrupted = new_engine(A, **SIZES)
+    uninterrupted = new_engine(A, "cramped")
     for request in interrupted:
         (partial,) = request.completions
         assert partial.finish_reason == "abort"
