@@ -27,7 +27,8 @@ from .requests import Request
 from .sampling import SamplingParams
 from .stats import EngineStats
 from .tokenizer import Tokenizer
-from .weights.update import UPDATE_MODES, UpdateMode, WeightUpdateReport, stage
+from .weights import update
+from .weights.update import UPDATE_MODES, UpdateMode, WeightUpdateReport
 
 _DEFAULT_SAMPLING = SamplingParams()
 _DEFAULT_CONFIG = EngineConfig()
@@ -208,9 +209,8 @@ class RolloutEngine:
         requests = []
         for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             given = completion.token_ids if isinstance(completion, Completion) else completion
-            ids = self._intake.token_ids(prompt, f"prompts[{index}]")
-            wanted = self._intake.check_ids(given, f"completions[{index}]", may_be_empty=True)
-            requests.append(self._scoring_request(ids, wanted, index))
+            request_id = ("score", next(self._ids))
+            requests.append(self._intake.scoring_request(prompt, given, request_id=request_id, index=index))
         for request in requests:
             self._core.enqueue(request)
         for _ in self._run(requests, progress=False):
@@ -219,22 +219,6 @@ class RolloutEngine:
         if failed:
             raise RequestFailedError(failed, []) from failed[0].error
         return [request.sequences[0].logprobs for request in requests]
-
-    def _scoring_request(self, ids: NDArray[np.int32], wanted: NDArray[np.int32], index: int) -> Request:
-        length = len(ids) + len(wanted)
-        if length > self.max_seq_len:
-            raise PromptError(
-                f"prompts[{index}] and its completion have {length} tokens, at most {self.max_seq_len} fit"
-            )
-        sampling = SamplingParams(max_tokens=max(1, len(wanted)), seed=0)
-        request = Request(("score", next(self._ids)), ids, sampling, ("score", index), index)
-        sequence = self._intake.sequence(request, 0, 0, length)
-        sequence.tokens[len(ids) :] = wanted
-        sequence.length, sequence.score_from = length, len(ids)
-        if not len(wanted):
-            sequence.finish_reason = "length"
-        request.sequences = [sequence]
-        return request
 
     def abort(self, request_ids: Iterable[Hashable] | None = None) -> None:
         """Ends requests with finish_reason "abort" and what they have; None: all. `step()` hands them out."""
@@ -325,7 +309,9 @@ class RolloutEngine:
                 'use mode "interrupt", "inflight" or "inflight_keep"'
             )
         started = time.perf_counter()
-        staged = stage(self.model_config, self.params, weights, strict=strict, check_finite=check_finite)
+        staged = update.stage(
+            self.model_config, self.params, weights, strict=strict, check_finite=check_finite
+        )
         staged_at = time.perf_counter()
         already_ended = len(self._core.ended)
         recomputed = self._settle_running(mode)
@@ -378,26 +364,31 @@ class RolloutEngine:
         self._check_running()
         if isinstance(prompts, str):
             raise PromptError("prompts must be a list of prompts, got one text; put it into a list")
+        prompts = list(prompts)
+        options: dict[str, Any] = {
+            "sampling": sampling,
+            "group_ids": group_ids,
+            "continue_from": continue_from,
+        }
         count = len(prompts)
-        per_prompt = [sampling] * count if isinstance(sampling, SamplingParams) else list(sampling)
-        groups = [None] * count if group_ids is None else list(group_ids)
-        partial = [None] * count if continue_from is None else list(continue_from)
-        for name, values in (("sampling", per_prompt), ("group_ids", groups), ("continue_from", partial)):
-            if len(values) != count:
-                raise ConfigError(
-                    f"{name} must have one entry a prompt: {count} prompts, {len(values)} given"
-                )
+        for name, values in options.items():
+            if values is None or isinstance(values, SamplingParams):
+                options[name] = [values] * count
+            elif len(values) != count:
+                raise ConfigError(f"{name} must have one entry a prompt: {count} prompts, got {len(values)}")
         requests = [
             self._intake.request(
-                prompts[index],
-                per_prompt[index],
+                prompt,
+                one_sampling,
                 request_id=self._new_id(None),
-                group_id=groups[index],
+                group_id=group_id,
                 index=index,
-                continue_from=partial[index],
+                continue_from=partial,
                 name=f"prompts[{index}]",
             )
-            for index in range(count)
+            for index, (prompt, one_sampling, group_id, partial) in enumerate(
+                zip(prompts, *options.values(), strict=True)
+            )
         ]
         for request in requests:
             self._core.enqueue(request)
@@ -466,8 +457,10 @@ class RolloutEngine:
     # State
 
     def warm_up(self, progress: bool = False) -> None:
-        """Compiles every size of step, and measures it for the draft budget. Optional: otherwise each is
-        compiled when it is first needed."""
+        """Compiles every size of step, and measures it for the draft budget; nothing compiles afterwards.
+
+        Optional: otherwise each size is compiled when it is first needed.
+        """
         self._check_running()
         with Progress(progress, "compiling", len(self._core.shapes)) as bar:
             for shape in self._core.shapes:
@@ -476,6 +469,7 @@ class RolloutEngine:
                     self._core.record_time(shape, self._core.executor.run(shape, batch))
                 bar.advance(1)
         self._core.executor.warm_up_tables()
+        update.warm_up(self.params)
 
     def stats(self) -> EngineStats:
         """Counts since the start or `reset_stats()`."""

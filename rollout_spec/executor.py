@@ -140,7 +140,7 @@ class Executor:
 
     def restore(self) -> None:
         """Undoes `offload`, with an empty cache."""
-        self.params = jax.tree.map(jnp.asarray, self.params)
+        self.params = jax.tree.map(jax.device_put, self.params)
         self._state = self._new_state()
 
 

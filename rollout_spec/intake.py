@@ -136,6 +136,28 @@ class Intake:
             weight_versions=np.zeros(room, np.int32),
         )
 
+    def scoring_request(
+        self, prompt: Prompt, completion: ArrayLike, *, request_id: Hashable, index: int
+    ) -> Request:
+        """A request that samples nothing, but finds the log-probabilities of `completion` behind `prompt`."""
+        ids = self.token_ids(prompt, f"prompts[{index}]")
+        wanted = self.check_ids(completion, f"completions[{index}]", may_be_empty=True)
+        length = len(ids) + len(wanted)
+        limit = min(self.max_seq_len, self.cache_tokens)
+        if length > limit:
+            raise PromptError(
+                f"prompts[{index}] and its completion have {length} tokens, at most {limit} fit"
+            )
+        sampling = SamplingParams(max_tokens=max(1, len(wanted)), seed=0)
+        request = Request(request_id, ids, sampling, request_id, index)
+        sequence = self.sequence(request, 0, 0, length)
+        sequence.tokens[len(ids) :] = wanted
+        sequence.length, sequence.score_from = length, len(ids)
+        if not len(wanted):
+            sequence.finish_reason = "length"
+        request.sequences = [sequence]
+        return request
+
     def _resumed(self, request: Request, partial: Completion, max_len: int) -> Sequence:
         """A sequence that goes on where `partial` ended, with its seed, log-probabilities and versions."""
         if request.sampling.n != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -170,8 +171,34 @@ def _checked(
     if wrong:
         return None
     # Always a copy: the sender's optimizer may donate or overwrite its arrays in the next step.
-    staged = jnp.array(array.T if transposed else array, dtype=old.dtype, copy=True)
-    if check_finite and not bool(jnp.all(jnp.isfinite(staged))):
+    if isinstance(array, jax.Array):
+        staged = jax.device_put(_copied(array, old.dtype, transposed), old.sharding)
+    else:
+        given = array.T if transposed else array
+        staged = jax.device_put(np.array(given, dtype=old.dtype, order="C"), old.sharding)
+    if check_finite and not bool(_all_finite(staged)):
         faults.append(f"not finite: {shown}")
         return None
-    return jax.device_put(staged, old.sharding) if isinstance(old, jax.Array) else staged
+    return staged
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _copied(array: jax.Array, dtype: np.dtype, transposed: bool) -> jax.Array:
+    return jnp.array(array.T if transposed else array, dtype=dtype, copy=True)
+
+
+@jax.jit
+def _all_finite(array: jax.Array) -> jax.Array:
+    return jnp.all(jnp.isfinite(array))
+
+
+def warm_up(params: dict) -> None:
+    """Compiles what staging arrays of the engine's own dtype needs, once for every shape of weight."""
+    seen = set()
+    for leaf in jax.tree.leaves(params):
+        if leaf.shape in seen:
+            continue
+        seen.add(leaf.shape)
+        _all_finite(jax.device_put(_copied(leaf, leaf.dtype, False), leaf.sharding))
+        if leaf.ndim == 2:
+            _copied(leaf.T, leaf.dtype, True)
