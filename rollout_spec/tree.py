@@ -168,5 +168,6 @@ def depth_first_order(parents: ArrayLike, probs: ArrayLike) -> NDArray[np.int32]
         node = stack.pop()
         if node != ROOT:
             order.append(node)
-        stack.extend(sorted(children.get(node, ()), key=lambda child: prob_list[child]))
+        # Pushed least likely first, and of equals the later one, so that the likeliest and first is next.
+        stack.extend(sorted(reversed(children.get(node, [])), key=lambda child: prob_list[child]))
     return np.array(order, np.int32)

@@ -150,19 +150,38 @@ def seat(slots: NDArray, line_a: int, line_b: int, key: int, token: int, tick: i
 
 
 @compiled
+def move_out(slots: NDArray, i: int, old_lines: int, lines: int, migrating: int) -> tuple[int, bool]:
+    """Moves the pair in slot i to a free slot of its other line; returns that line and whether it had one."""
+    line = i // LINE
+    line_a, line_b = homes(key_of(slots[i]), old_lines, lines, migrating)
+    other = line_b if line_a == line else line_a
+    for j in range(other * LINE, other * LINE + LINE):
+        if slots[j].count == 0:
+            slots[j] = slots[i]
+            slots[i].count = 0
+            return other, True
+    return other, False
+
+
+@compiled
 def make_room(slots: NDArray, line_a: int, line_b: int, old_lines: int, lines: int, migrating: int) -> int:
-    """Moves a pair out of two full lines to its other line, if one has room there; returns its slot, or -1."""
+    """Frees a slot of two full lines by moving one pair, or two, to their other lines; returns it, or -1."""
     for line in (line_a, line_b):
         for i in range(line * LINE, line * LINE + LINE):
-            slot = slots[i]
-            key = key_of(slot)
-            a, b = homes(key, old_lines, lines, migrating)
-            other = b if a == line else a
-            if other != line_a and other != line_b:
-                for j in range(other * LINE, other * LINE + LINE):
-                    if slots[j].count == 0:
-                        slots[j] = slot
-                        return i
+            _, moved = move_out(slots, i, old_lines, lines, migrating)
+            if moved:
+                return i
+    for line in (line_a, line_b):
+        for i in range(line * LINE, line * LINE + LINE):
+            other, _ = move_out(slots, i, old_lines, lines, migrating)
+            if other in (line_a, line_b):
+                continue
+            for j in range(other * LINE, other * LINE + LINE):
+                _, moved = move_out(slots, j, old_lines, lines, migrating)
+                if moved:
+                    slots[j] = slots[i]
+                    slots[i].count = 0
+                    return i
     return -1
 
 

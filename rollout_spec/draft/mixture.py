@@ -40,6 +40,8 @@ from .counts import (
 )
 from .state import GROUP, OWN_FIRST, OWN_LINES, State
 
+_SKIP_SEED = np.uint64(0xA24BAED4963EE407)  # far from any token, so that no other shape hashes alike
+
 SHAPES = 8
 LENGTHS = np.array([1, 2, 3, 5, 8, 16, 2, 5])
 SKIPS = np.array([0, 0, 0, 0, 0, 0, 1, 1])  # those that skip come last
@@ -98,7 +100,7 @@ def hash_context(
     if needed > length:
         return np.uint64(0), 0
     if skip > 0:
-        state, used = np.uint64(skip), skip
+        state, used = np.uint64(skip) * _SKIP_SEED, skip
     while used < needed:
         used += 1
         state = extend_hash(state, context[length - used])
