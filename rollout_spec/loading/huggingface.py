@@ -25,7 +25,9 @@ def read_config(folder: Path) -> ModelConfig:
     """The model's configuration; end tokens from generation_config.json if it names any."""
     config_file, generation_file = folder / "config.json", folder / "generation_config.json"
     if not config_file.is_file():
-        raise ModelLoadError(f"{folder} holds no config.json: expected a Hugging Face model folder")
+        inside = sorted(file.name for file in folder.glob("*.gguf"))
+        advice = f"; it holds {', '.join(inside)}: give the path of that file" if inside else ""
+        raise ModelLoadError(f"{folder} holds no config.json: expected a Hugging Face model folder{advice}")
     eos_token_ids = None
     if generation_file.is_file():
         eos_token_ids = token_ids(_read_json(generation_file).get("eos_token_id")) or None

@@ -114,6 +114,12 @@ def test_paths_that_hold_no_model_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path / "model.bin")
 
 
+def test_a_folder_of_gguf_files_is_refused_with_their_names(tmp_path: Path) -> None:
+    (tmp_path / "small.gguf").touch()
+    with pytest.raises(ModelLoadError, match=r"it holds small\.gguf: give the path of that file"):
+        load_model(tmp_path)
+
+
 def test_end_tokens_of_generation_config_come_first(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, CASES["llama"], case_tensors("llama"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
