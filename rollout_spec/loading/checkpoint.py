@@ -57,10 +57,15 @@ def assemble(config: ModelConfig, tensors: Mapping[str, LazyTensor], dtype: Any)
         )
     params: Params = {}
     for name in expected_shapes(config):
-        path, array = from_hf(config, name, tensors[name].read())
-        branch = params
-        for part in path[:-1]:
-            branch = branch.setdefault(part, {})
-        # A copy of our own: on CPU jax keeps the memory it is given, which may be a mapped file.
-        branch[path[-1]] = jax.device_put(np.array(array, dtype=dtype, order="C"))
+        _put(params, config, name, tensors[name], dtype)
     return params
+
+
+def _put(params: Params, config: ModelConfig, name: str, tensor: LazyTensor, dtype: Any) -> None:
+    """Read one tensor into its place; what was read is released on return."""
+    path, array = from_hf(config, name, tensor.read())
+    branch = params
+    for part in path[:-1]:
+        branch = branch.setdefault(part, {})
+    # A copy of our own: on CPU jax keeps the memory it is given, which may be a mapped file.
+    branch[path[-1]] = jax.device_put(np.array(array, dtype=dtype, order="C"))
