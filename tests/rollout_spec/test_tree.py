@@ -13,6 +13,10 @@ from rollout_spec.errors import DraftError
 from rollout_spec.tree import MAX_NODES, DraftTree, ancestor_words
 
 
+def tree_of(tokens: list[int], parents: list[int], probs: list[float]) -> DraftTree:
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(probs, np.float32))
+
+
 @st.composite
 def trees(draw: st.DrawFn) -> DraftTree:
     parents: list[int] = []
@@ -24,7 +28,7 @@ def trees(draw: st.DrawFn) -> DraftTree:
         probs.append(
             (probs[parents[-1]] if parents[-1] >= 0 else 1.0) * draw(st.sampled_from([1.0, 0.9, 0.25]))
         )
-    return DraftTree(tokens, parents, probs)
+    return tree_of(tokens, parents, probs)
 
 
 def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
@@ -80,7 +84,7 @@ def test_a_path_is_a_chain_and_accepted_follows_it() -> None:
 
 
 def test_every_fault_is_listed() -> None:
-    bad = DraftTree([1, 1, -4, 9], [-1, -1, 2, 0], [0.5, 0.5, 1.5, 0.2])
+    bad = tree_of([1, 1, -4, 9], [-1, -1, 2, 0], [0.5, 0.5, 1.5, 0.2])
     with pytest.raises(DraftError) as caught:
         bad.validate(max_nodes=3, vocab_size=8)
     for part in ("at most 3 nodes", "[-1, i)", "[0, 8)", "siblings", "probs must lie"):
@@ -90,10 +94,10 @@ def test_every_fault_is_listed() -> None:
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        (DraftTree([1, 2], [-1], [1.0, 1.0]), "one length"),
-        (DraftTree([1, 2], [-1, 0], [0.5, 0.6]), "exceed its parent"),
-        (DraftTree([1], [-1], [np.nan]), "probs must lie"),
-        (DraftTree([1], [-2], [0.5]), "[-1, i)"),
+        (tree_of([1, 2], [-1], [1.0, 1.0]), "one length"),
+        (tree_of([1, 2], [-1, 0], [0.5, 0.6]), "exceed its parent"),
+        (tree_of([1], [-1], [np.nan]), "probs must lie"),
+        (tree_of([1], [-2], [0.5]), "[-1, i)"),
     ],
 )
 def test_single_faults_are_named(tree: DraftTree, message: str) -> None:
