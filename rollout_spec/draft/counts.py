@@ -110,43 +110,46 @@ def seat(slots: NDArray, line_a: int, line_b: int, key: int, token: int, tick: i
     Returns (slot, kind): 0 it is there, 1 the slot is free, 2 the slot holds a pair to forget, 3 the context has
     its share of the lines already and the slot holds the least of them.
     """
-    check, tag = key >> 16, key & 0xFFFF
-    same = 0
-    free = -1
-    most_free = 0
-    weakest, weakest_same = 0, 0
-    weakest_worth = weakest_same_worth = np.int64(1 << 62)
+    check, tag = np.uint32(key >> 16), np.uint16(key & 0xFFFF)
+    same, free, most_free = 0, -1, 0
     for line in (line_a, line_b):
         free_here, first = 0, -1
         for i in range(line * LINE, line * LINE + LINE):
             slot = slots[i]
-            count = np.int64(slot.count)
-            if count == 0:
+            if slot.count == 0:
                 free_here += 1
                 if first < 0:
                     first = i
-                continue
-            age = (tick - np.int64(slot.tick)) & 0xFFFF
-            halvings = age >> HALVING
-            worth = ((count << 32) >> (halvings if halvings < 40 else 40)) - age
-            if np.int64(slot.check) == check and np.int64(slot.tag) == tag:
+            elif slot.check == check and slot.tag == tag:
                 if slot.token == token:
                     return i, 0
                 same += 1
-                if worth < weakest_same_worth:
-                    weakest_same, weakest_same_worth = i, worth
-            if worth < weakest_worth:
-                weakest, weakest_worth = i, worth
-        if free_here > most_free:
-            most_free = free_here
-            free = first
+        if free_here > most_free:  # the emptier line
+            most_free, free = free_here, first
         if line_a == line_b:
             break
     if same >= FOLLOWERS:
-        return weakest_same, 3
+        return least_worth(slots, line_a, line_b, key, True, tick), 3
     if free >= 0:
         return free, 1
-    return weakest, 2
+    return least_worth(slots, line_a, line_b, key, False, tick), 2
+
+
+@compiled
+def least_worth(slots: NDArray, line_a: int, line_b: int, key: int, same: bool, tick: int) -> int:
+    """Slot of the pair in two lines, of one context or of any, that was seen least and longest ago."""
+    weakest, weakest_worth = 0, np.int64(1 << 62)
+    for line in (line_a, line_b):
+        for i in range(line * LINE, line * LINE + LINE):
+            slot = slots[i]
+            if slot.count == 0 or (same and key_of(slot) != key):
+                continue
+            age = (tick - np.int64(slot.tick)) & 0xFFFF
+            halvings = age >> HALVING
+            worth = (np.int64(slot.count) << 32 >> (halvings if halvings < 40 else 40)) - age
+            if worth < weakest_worth:
+                weakest, weakest_worth = i, worth
+    return weakest
 
 
 @compiled
