@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_KEY_BLOCK = 128
+_KEY_BLOCK = 64
 _MAX_QUERY_BLOCK = 64
 _MASKED = -1e30
 _ALL_ONES = 0xFFFFFFFF
@@ -208,10 +208,6 @@ def _attend(
         keys = jnp.take(page_rows, rows, axis=0, mode="clip").reshape(shape).astype(jnp.float32)
         values = jnp.take(page_rows, rows + num_pages * num_kv_heads, axis=0, mode="clip")
         values = values.reshape(shape).astype(jnp.float32)
-        # Slots behind the sequence hold what their last owner left; 0 * NaN would be NaN.
-        live = index * keys_per_step + jnp.arange(keys_per_step) < block_kv_lens[:, None]  # [N, keys]
-        values = jnp.where(jnp.repeat(live, num_kv_heads, axis=0)[..., None], values, 0.0)
-
         scores = _batched_matmul(queries, keys, contract_rhs=2)  # [N*Hk, B*G, keys]
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
@@ -221,10 +217,20 @@ def _attend(
 
         new_largest = jnp.maximum(largest, jnp.max(scores, axis=-1))
         shrink = jnp.exp(largest - new_largest)
-        weights = jnp.where(mask, jnp.exp(scores - new_largest[..., None]), 0.0)
-        added = _batched_matmul(
-            weights.reshape(num_blocks * num_kv_heads, size * group, keys_per_step), values, contract_rhs=1
-        ).reshape(weighted.shape)
+        # Where nothing was visible yet, these are ones; `shrink` is exactly 0 once something is.
+        weights = jnp.exp(scores - new_largest[..., None])
+        weights_of_head = weights.reshape(num_blocks * num_kv_heads, size * group, keys_per_step)
+        added = _batched_matmul(weights_of_head, values, contract_rhs=1)
+
+        def without_dead_values() -> jax.Array:
+            live = index * keys_per_step + jnp.arange(keys_per_step) < block_kv_lens[:, None]  # [N, keys]
+            live = jnp.repeat(live, num_kv_heads, axis=0)[..., None]
+            return _batched_matmul(weights_of_head, jnp.where(live, values, 0.0), contract_rhs=1)
+
+        # Slots behind a sequence hold what their last owner left there, and 0 * NaN is NaN. Masking values always
+        # would cost as much as gathering them.
+        added = lax.cond(jnp.any(jnp.isnan(added)), without_dead_values, lambda: added)
+        added = added.reshape(weighted.shape)
         total = total * shrink + jnp.sum(weights, axis=-1)
         return index + 1, new_largest, total, weighted * shrink[..., None] + added
 
