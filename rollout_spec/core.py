@@ -78,10 +78,7 @@ class EngineCore:
         """Ends the request with an error."""
         for sequence in request.sequences:
             if sequence.finish_reason is None:
-                try:
-                    self._withdraw(sequence)
-                except Exception:  # the drafter's; it must not keep others from being ended
-                    _log.exception("withdrawing request %r failed", request.request_id)
+                self._withdraw(sequence)
         request.status, request.error = "failed", error
         self.stats.requests_failed += 1
         self._end(request)
@@ -101,7 +98,10 @@ class EngineCore:
             self.scheduler.waiting.remove(sequence)
         if sequence.drafting and self.drafter is not None:
             sequence.drafting = False
-            self.drafter.finish(sequence.key)
+            try:
+                self.drafter.finish(sequence.key)
+            except Exception:  # the tokens are there; a drafter's fault must not lose them
+                _log.exception("the drafter failed to finish %r; its private context may stay", sequence.key)
 
     def _finish_if_done(self, request: Request) -> None:
         if any(sequence.finish_reason is None for sequence in request.sequences):
@@ -121,15 +121,20 @@ class EngineCore:
         self.requests.pop(request.request_id, None)
         self.ended.append(request)
 
+    @property
+    def begun(self) -> list[Request]:
+        """Unfinished requests that have run, whether they run now or were preempted."""
+        return [request for request in self.requests.values() if request.begun]
+
     # Steps
 
-    def advance(self, *, admit: bool = True) -> None:
-        """One step, if there is anything to compute."""
+    def advance(self, *, only_begun: bool = False) -> None:
+        """One step, if there is anything to compute. only_begun: admit no request that has not run yet."""
         started = time.perf_counter()
-        if not (self.scheduler.running or (admit and self.scheduler.waiting)):
+        if not self.scheduler.has_work:
             return
         try:
-            device_s = self._step(admit)
+            device_s = self._step(only_begun)
         except BaseException as error:
             self._fail_running(error)
             if not isinstance(error, Exception):
@@ -138,10 +143,11 @@ class EngineCore:
         self.stats.device_s += device_s
         self.stats.host_s += time.perf_counter() - started - device_s
 
-    def _step(self, admit: bool) -> float:
-        if admit:
-            self.scheduler.admit()
+    def _step(self, only_begun: bool) -> float:
+        self.scheduler.admit(only_begun=only_begun)
         entries = self.scheduler.plan()
+        if not entries:
+            return 0.0
         for entry in entries:
             self._prepare(entry.sequence)
         shape = self.planner.plan(entries, self.scheduler)
@@ -233,7 +239,8 @@ class EngineCore:
         """A step raised: whatever ran in it ends with that error, and the device state is made whole."""
         reason = error if isinstance(error, Exception) else RuntimeError(f"interrupted by {error!r}")
         _log.error("a step failed, and with it the requests that were running", exc_info=error)
-        for request in {id(s.request): s.request for s in self.scheduler.running}.values():
+        in_step = self.scheduler.running or list(self.scheduler.waiting)[:1]
+        for request in {id(sequence.request): sequence.request for sequence in in_step}.values():
             self.fail(request, reason)
         if self.executor.recover():
             self.scheduler.pool.forget_contents()

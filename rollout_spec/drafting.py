@@ -73,9 +73,14 @@ class DraftPlanner:
         trees = self.drafter.propose(keys, budgets)
         if len(trees) != len(keys):
             raise DraftError(f"the drafter was asked for {len(keys)} trees and returned {len(trees)}")
-        if not isinstance(self.drafter, TrieDrafter):
-            for tree, budget in zip(trees, budgets, strict=True):
+        for tree, budget in zip(trees, budgets, strict=True):
+            if not isinstance(self.drafter, TrieDrafter):
                 tree.validate(max_nodes=budget, vocab_size=self.vocab_size)
+            elif len(tree) and int(tree.tokens.max()) >= self.vocab_size:
+                raise DraftError(
+                    f"the drafter's history has token {int(tree.tokens.max())}, outside this model's vocabulary of "
+                    f"{self.vocab_size}; it comes from another model"
+                )
         return [
             within_depth(tree, entry.sequence.room - 1) for tree, entry in zip(trees, decoding, strict=True)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -303,7 +304,7 @@ class RolloutEngine:
         previous = self._core.weight_version
         if version == previous:
             return WeightUpdateReport(previous, previous, mode, applied=False)
-        if mode == "drain" and self._paused and self._core.scheduler.running:
+        if mode == "drain" and self._paused and self._core.begun:
             raise EngineStateError(
                 'mode "drain" has to finish running requests, but the engine is paused; resume() first, or '
                 'use mode "interrupt", "inflight" or "inflight_keep"'
@@ -337,17 +338,16 @@ class RolloutEngine:
 
     def _settle_running(self, mode: UpdateMode) -> int:
         """Prepares running sequences for new weights; how many will be recomputed."""
-        running = self._core.scheduler.running
         if mode == "drain":
-            while running:
-                self._core.advance(admit=False)
+            while self._core.begun:
+                self._core.advance(only_begun=True)
         elif mode == "interrupt":
-            for request in {id(sequence.request): sequence.request for sequence in running}.values():
+            for request in self._core.begun:
                 self._core.abort(request)
         elif mode == "inflight":
             return self._core.requeue_running()
         else:
-            for sequence in running:
+            for sequence in self._core.scheduler.running:
                 sequence.keeps_old_cache = True
         return 0
 
@@ -473,7 +473,7 @@ class RolloutEngine:
 
     def stats(self) -> EngineStats:
         """Counts since the start or `reset_stats()`."""
-        stats = self._core.stats
+        stats = dataclasses.replace(self._core.stats)
         stats.running, stats.waiting = len(self._core.scheduler.running), len(self._core.scheduler.waiting)
         stats.pages, stats.pages_held = self._core.executor.num_pages, self._core.scheduler.pool.num_held
         stats.preemptions = self._core.scheduler.preemptions

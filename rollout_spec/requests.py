@@ -127,6 +127,8 @@ class Request:
     group_id: Hashable
     index: int = 0
     status: Status = "waiting"
+    begun: bool = False
+    """One of its sequences has been admitted."""
     output: RolloutOutput | None = None
     error: Exception | None = None
     sequences: list[Sequence] = field(default_factory=list, repr=False)

@@ -41,33 +41,46 @@ class Scheduler:
     def pages_needed(self, tokens: int) -> int:
         return -(-tokens // self.config.page_size)
 
-    def admit(self) -> None:
-        """Moves waiting sequences into free slots while their next pages can be had."""
+    def admit(self, *, only_begun: bool = False) -> None:
+        """Moves waiting sequences into free slots while their next pages can be had.
+
+        only_begun: those of requests that have run already.
+        """
         passed_over = []
+        promised = sum(self._missing_pages(sequence) for sequence in self.running)
         for _ in range(min(_LOOKED_AT, len(self.waiting))):
             if not self._free_slots:
                 break
             sequence = self.waiting.popleft()
+            if only_begun and not sequence.request.begun:
+                passed_over.append(sequence)
+                continue
             prompt_pages = self._reusable_pages(sequence)
             if self._waits_for_another(prompt_pages):
                 passed_over.append(sequence)
                 continue
             pages = self.pool.acquire(prompt_pages)
-            missing = self.pages_needed(sequence.length) - len(pages)
-            if self.running and missing > self.pool.num_available:
+            sequence.pages = pages
+            promised += self._missing_pages(sequence)
+            if self.running and promised > self.pool.num_available:
                 self.pool.release(pages)
+                sequence.pages = []
                 passed_over.append(sequence)
                 break
-            sequence.pages = pages
             sequence.cached = len(pages) * self.config.page_size
             sequence.published = len(pages)
             self.cached_prompt_tokens += sequence.cached
             sequence.slot = self._free_slots.pop()
             sequence.request.status = "running"
+            sequence.request.begun = True
             for digest in prompt_pages[len(pages) :]:
                 self._being_computed.setdefault(digest, sequence)
             self.running.append(sequence)
         self.waiting.extendleft(reversed(passed_over))
+
+    def _missing_pages(self, sequence: Sequence) -> int:
+        """Pages that its known tokens will still take."""
+        return max(0, self.pages_needed(sequence.length) - len(sequence.pages))
 
     def _reusable_pages(self, sequence: Sequence) -> list[Digest]:
         """Digests of the full pages that the prefix cache may provide: one token stays to be computed."""

@@ -27,6 +27,7 @@ def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
         if sequences > 1:
             most = min(most, max(_MOST_TREE_TOKENS, sequences))
         most = min(most, config.max_batch_tokens)
+        shapes.add(StepShape(sequences, sequences, sequences))  # plain decoding pays for no padding
         tokens = sequences
         while 3 * tokens <= 2 * most:  # sizes closer than that aren't worth a compilation
             shapes.add(StepShape(tokens, sequences, tokens))
