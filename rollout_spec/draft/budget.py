@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WINDOW = 15  # recent measurements of a size; their median is robust to outliers
-_TOKENS_THAT_DOUBLE_A_STEP = 16.0  # assumed of sizes not yet measured
+_FRESH_STEPS = 256  # a measurement older than this many steps is doubted
+_TOKENS_THAT_DOUBLE_A_STEP = 16.0  # assumed until two sizes are measured
 
 
 class Sized(Hashable, Protocol):
@@ -30,25 +31,40 @@ class StepTimes:
     """Seconds that steps of each size take, learnt while running."""
 
     def __init__(self) -> None:
-        self._recent: dict[Sized, deque[float]] = {}
+        self._steps = 0
+        self._recent: dict[Sized, deque[tuple[int, float]]] = {}  # (step, seconds)
         self._median: dict[Sized, float] = {}
 
     def record(self, size: Sized, seconds: float) -> None:
         """A step of this size was measured (without compilation)."""
+        self._steps += 1
         recent = self._recent.setdefault(size, deque(maxlen=_WINDOW))
-        recent.append(seconds)
-        self._median[size] = float(np.median(recent))
+        recent.append((self._steps, seconds))
+        fresh = [value for step, value in recent if self._steps - step < _FRESH_STEPS]
+        self._median[size] = float(np.median(fresh))
 
     def expected(self, size: Sized) -> float:
-        """Seconds of a step of this size: measured, or scaled from the measured size nearest in tokens.
+        """Seconds of a step of this size.
 
-        Before any measurement the unit is arbitrary, as only ratios count.
+        Measured if that was lately. Otherwise no more than what the sizes around it suggest: a size that once
+        looked slow, perhaps because the machine was busy, would never be tried again. Before any
+        measurement the unit is arbitrary, as only ratios count.
         """
-        if size in self._median:
+        if size in self._recent and self._steps - self._recent[size][-1][0] < _FRESH_STEPS:
             return self._median[size]
-        if not self._median:
-            return _assumed(size.tokens)
-        nearest = min(self._median, key=lambda other: abs(other.tokens - size.tokens))
+        suggested = self._interpolated(size)
+        return min(suggested, self._median.get(size, suggested))
+
+    def _interpolated(self, size: Sized) -> float:
+        others = [other for other in self._median if other != size]
+        below = max((o for o in others if o.tokens <= size.tokens), key=lambda o: o.tokens, default=None)
+        above = min((o for o in others if o.tokens >= size.tokens), key=lambda o: o.tokens, default=None)
+        if below is not None and above is not None and below.tokens < above.tokens:
+            share = (size.tokens - below.tokens) / (above.tokens - below.tokens)
+            return (1 - share) * self._median[below] + share * self._median[above]
+        nearest = below if below is not None else above
+        if nearest is None:
+            return self._median.get(size, _assumed(size.tokens))
         return self._median[nearest] * _assumed(size.tokens) / _assumed(nearest.tokens)
 
 
