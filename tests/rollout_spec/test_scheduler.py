@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from rollout_spec.shapes import step_shapes
 from tests.rollout_spec.sequences import append, new_sequence, new_sequences, random_tokens, scoring_sequence
 
 
-class Planned(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Planned:
     """What an entry was before its results changed its sequence."""
 
     sequence: Sequence
