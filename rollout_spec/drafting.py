@@ -39,14 +39,15 @@ class DraftPlanner:
         tokens = sum(entry.num_tokens for entry in entries)
         rows = sum(entry.num_rows for entry in entries)
         decoding = [e for e in entries if e.samples and e.count == 1 and e.sequence.room > 1]
-        options = [
-            StepOption(shape, min(shape.tokens - tokens, shape.rows - rows))
-            for shape in self.shapes
-            if shape.tokens >= tokens and shape.rows >= rows and shape.sequences >= len(entries)
-        ]
+        options: list[StepOption] = []
+        for shape in self.shapes:
+            capacity = min(shape.tokens - tokens, shape.rows - rows)
+            fits = shape.tokens >= tokens and shape.rows >= rows and shape.sequences >= len(entries)
+            if fits and (not options or capacity > options[-1].capacity):
+                options.append(StepOption(shape, capacity))
         if self.drafter is None or not decoding or self.config.max_nodes == 0:
             return self._fitting(entries)
-        capacity = max(option.capacity for option in options)
+        capacity = options[-1].capacity
         most = self.config.max_nodes
         if not self.config.gate:
             most = min(most, capacity // len(decoding))

@@ -19,7 +19,6 @@ from .config import EngineConfig
 from .core import EngineCore
 from .draft.drafter import Drafter, make_drafter
 from .errors import ConfigError, EngineStateError, PromptError, RequestFailedError, UnknownRequestError
-from .executor import owned
 from .intake import Intake, Prompt
 from .models import ModelConfig
 from .outputs import Completion, RolloutOutput
@@ -74,7 +73,7 @@ class RolloutEngine:
         self.drafter = drafter if drafter is not None else make_drafter(config.draft)
         self._core = EngineCore(
             model_config,
-            jax.tree.map(owned, params),
+            params,
             config,
             max_seq_len=self.max_seq_len,
             tokenizer=tokenizer,
@@ -416,7 +415,7 @@ class RolloutEngine:
                         try:
                             yield request
                         except GeneratorExit:
-                            others.extend(ended[position + 1 :])
+                            others.extend(later for later in ended[position + 1 :] if id(later) not in mine)
                             raise
                     stats = self._core.stats
                     bar.report(stats.generated_tokens - tokens, stats.decode_steps - steps)

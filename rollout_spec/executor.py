@@ -41,7 +41,10 @@ class Executor:
     ) -> None:
         self.model_config = model_config
         self.config = config
-        self.params = params
+        params = jax.tree.map(_owned, params)
+        # Everything is committed to one device: jit compiles anew for arrays that are not.
+        self._sharding = jax.sharding.SingleDeviceSharding(next(iter(jax.tree.leaves(params)[0].devices())))
+        self.params = jax.device_put(params, self._sharding)
         self.dtype = jax.tree.leaves(params)[0].dtype
         # Draft nodes may lie behind the last position of the text.
         self.pages_per_sequence = -(-(max_seq_len + config.draft.max_nodes) // config.page_size)
@@ -65,7 +68,7 @@ class Executor:
     def _default_pages(self, max_seq_len: int) -> int:
         page_size, page_bytes = self.config.page_size, self.page_bytes
         one = -(-max_seq_len // page_size)
-        device = jax.devices()[0]
+        device: Any = next(iter(self._sharding.device_set))
         budget = _MOST_CPU_CACHE_BYTES
         if device.platform != "cpu":
             memory = device.memory_stats() or {}
@@ -81,13 +84,14 @@ class Executor:
         return pages
 
     def _new_state(self) -> StepState:
-        return new_state(
+        state = new_state(
             self.model_config,
             num_pages=self.num_pages,
             page_size=self.config.page_size,
             slots=self.config.max_seqs,
             dtype=self.dtype,
         )
+        return jax.device_put(state, self._sharding)
 
     @property
     def state(self) -> StepState:
@@ -140,10 +144,10 @@ class Executor:
 
     def restore(self) -> None:
         """Undoes `offload`, with an empty cache."""
-        self.params = jax.tree.map(jax.device_put, self.params)
+        self.params = jax.device_put(self.params, self._sharding)
         self._state = self._new_state()
 
 
-def owned(leaf: Any) -> jax.Array:
+def _owned(leaf: Any) -> jax.Array:
     """A jax array of `leaf`; anything else than one is copied, as its owner may write to it."""
     return leaf if isinstance(leaf, jax.Array) else jnp.array(leaf)

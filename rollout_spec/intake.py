@@ -45,8 +45,11 @@ class Intake:
             ids: Any = self._tokenizer_for(name, "text").encode(prompt)
         elif isinstance(prompt, Mapping):
             raise PromptError(f"{name} is one chat message; a chat prompt is a list of messages")
-        elif not isinstance(prompt, np.ndarray) and len(prompt) and isinstance(prompt[0], Mapping):
-            ids = self._tokenizer_for(name, "chat messages").apply_chat_template(prompt)  # type: ignore[arg-type]
+        elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
+            try:
+                ids = self._tokenizer_for(name, "chat messages").apply_chat_template(prompt)
+            except PromptError as error:
+                raise PromptError(f"{name}: {error}") from error
         else:
             ids = prompt
         return self.check_ids(ids, name)
@@ -164,6 +167,8 @@ class Intake:
             raise ConfigError(
                 f"continue_from resumes one completion, so n must be 1, got {request.sampling.n}"
             )
+        if not isinstance(partial, Completion):
+            raise ConfigError(f"continue_from must be a Completion, got {type(partial).__name__}")
         count = len(partial.token_ids)
         room = max_len - len(request.prompt_token_ids)
         if count > room:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from .errors import ConfigError
 
@@ -58,23 +60,30 @@ class SamplingParams:
         faults: list[str] = []
         for name, low, low_open, high in _RANGES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
                 faults.append(f"{name} must be a finite number, got {value!r}")
-            elif value < low or (low_open and value == low) or value > high:
-                faults.append(
-                    f"{name} must be {'above' if low_open else 'at least'} {low:g}"
-                    f"{'' if high == math.inf else f' and at most {high:g}'}, got {value!r}"
-                )
+                continue
+            number = float(value)
+            self._set(name, number)
+            if number < low or (low_open and number == low) or number > high:
+                bound = "above" if low_open else "at least"
+                faults.append(f"{name} must be {bound} {low:g} and at most {high:g}, got {value!r}")
+            elif name in ("temperature", "repetition_penalty") and 0.0 < number < _SMALLEST:
+                faults.append(f"{name} must not lie between 0 and {_SMALLEST:g}, got {value!r}")
         for name, low in (("top_k", 0), ("max_tokens", 1), ("min_tokens", 0), ("n", 1)):
             value = getattr(self, name)
             if not _is_int(value):
                 faults.append(f"{name} must be an int, got {value!r}")
-            elif value < low:
-                faults.append(f"{name} must be at least {low}, got {value}")
+            elif not low <= value <= _LARGEST_INT:
+                faults.append(f"{name} must be at least {low} and below 2**31, got {value}")
+            else:
+                self._set(name, int(value))
         if _is_int(self.min_tokens) and _is_int(self.max_tokens) and self.min_tokens > self.max_tokens:
             faults.append(f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})")
         if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed < _SEED_LIMIT):
             faults.append(f"seed must be None or an int from 0 to 2**63 - 1, got {self.seed!r}")
+        elif self.seed is not None:
+            self._set("seed", int(self.seed))
         if not isinstance(self.ignore_eos, bool):
             faults.append(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
         self._set("bad_token_ids", _token_ids("bad_token_ids", self.bad_token_ids, faults))
@@ -105,54 +114,61 @@ class SamplingParams:
         )
 
 
+# Logits are float32: beyond these bounds products would overflow, or vanish, and end as NaN.
+_LARGEST, _SMALLEST, _LARGEST_INT = 1e30, 1e-30, 2**31 - 1
+
 _RANGES = (  # name, lower bound, whether the bound itself is excluded, upper bound
-    ("temperature", 0.0, False, math.inf),
+    ("temperature", 0.0, False, _LARGEST),
     ("top_p", 0.0, True, 1.0),
     ("min_p", 0.0, False, 1.0),
-    ("repetition_penalty", 0.0, True, math.inf),
-    ("presence_penalty", -math.inf, False, math.inf),
-    ("frequency_penalty", -math.inf, False, math.inf),
+    ("repetition_penalty", 0.0, True, _LARGEST),
+    ("presence_penalty", -_LARGEST, False, _LARGEST),
+    ("frequency_penalty", -_LARGEST, False, _LARGEST),
 )
 
 
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)  # numpy's integers too
 
 
 def _token_ids(name: str, ids: Sequence[int] | None, faults: list[str]) -> tuple[int, ...]:
     if ids is None:
         return ()
     try:
-        found = tuple(int(token) for token in ids)
-    except (TypeError, ValueError):
-        faults.append(f"{name} must be a sequence of token ids, got {ids!r}")
+        if isinstance(ids, str | bytes):
+            raise TypeError
+        found = tuple(operator.index(token) for token in ids)
+    except TypeError:
+        faults.append(f"{name} must be a sequence of integer token ids, got {ids!r}")
         return ()
     if any(token < 0 for token in found):
         faults.append(f"{name} must not be negative, got {[token for token in found if token < 0]}")
     return found
 
 
-def _strings(stop: str | Sequence[str], faults: list[str]) -> tuple[str, ...]:
+def _strings(stop: str | Sequence[str] | None, faults: list[str]) -> tuple[str, ...]:
     if stop is None:
         return ()
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    if any(not isinstance(text, str) or not text for text in strings):
-        faults.append(f"stop must be non-empty strings, got {stop!r}")
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, list | tuple) or any(not isinstance(s, str) or not s for s in strings):
+        faults.append(f"stop must be a non-empty string or a list of them, got {stop!r}")
         return ()
-    return strings
+    return tuple(strings)
 
 
 def _bias(bias: Mapping[int, float] | None, faults: list[str]) -> dict[int, float] | None:
-    if not bias:
+    if bias is None:
         return None
     try:
-        found = {int(token): float(value) for token, value in bias.items()}
+        found = {operator.index(token): float(value) for token, value in bias.items()}
     except (AttributeError, TypeError, ValueError):
-        faults.append(f"logit_bias must map token ids to numbers, got {bias!r}")
+        faults.append(f"logit_bias must map integer token ids to numbers, got {bias!r}")
         return None
-    if any(token < 0 for token in found) or not all(math.isfinite(value) for value in found.values()):
-        faults.append("logit_bias must map ids of at least 0 to finite numbers (bad_token_ids bans a token)")
-    return found
+    if any(token < 0 for token in found) or not all(abs(value) <= _LARGEST for value in found.values()):
+        faults.append(
+            f"logit_bias must map ids of at least 0 to numbers of at most {_LARGEST:g} (bad_token_ids bans a token)"
+        )
+    return found or None
 
 
 def derive_seed(seed: int, sample: int) -> int:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 _WINDOW = 15  # recent measurements of a size; their median is robust to outliers
 _FRESH_STEPS = 256  # a measurement older than this many steps is doubted
+_IMPLAUSIBLE = 1.2  # times slower than a larger size
+_ENOUGH = 3  # measurements of the plain step before anything is compared to it
 _TOKENS_THAT_DOUBLE_A_STEP = 16.0  # assumed until two sizes are measured
 
 
@@ -43,16 +45,31 @@ class StepTimes:
         fresh = [value for step, value in recent if self._steps - step < _FRESH_STEPS]
         self._median[size] = float(np.median(fresh))
 
+    def knows(self, size: Sized) -> bool:
+        """Whether steps of this size were measured lately, and often enough to rely on."""
+        recent = self._recent.get(size)
+        if recent is None or len(recent) < _ENOUGH or self._steps - recent[-1][0] >= _FRESH_STEPS:
+            return False
+        # Slower than larger sizes: rather a disturbed measurement than the truth, until a full window says so.
+        implausible = self._median[size] > _IMPLAUSIBLE * self._limit(size)
+        return not implausible or len(recent) == _WINDOW
+
+    def _limit(self, size: Sized) -> float:
+        """Seconds that some larger size was measured to take."""
+        larger = (seconds for other, seconds in self._median.items() if other.tokens > size.tokens)
+        return min(larger, default=float("inf"))
+
     def expected(self, size: Sized) -> float:
-        """Seconds of a step of this size.
+        """Seconds of a step of this size: at most what a larger one was measured to take.
 
         Measured if that was lately. Otherwise no more than what the sizes around it suggest: a size that once
         looked slow, perhaps because the machine was busy, would never be tried again. Before any
         measurement the unit is arbitrary, as only ratios count.
         """
+        limit = self._limit(size)
         if size in self._recent and self._steps - self._recent[size][-1][0] < _FRESH_STEPS:
-            return self._median[size]
-        suggested = self._interpolated(size)
+            return min(self._median[size], limit)
+        suggested = min(self._interpolated(size), limit)
         return min(suggested, self._median.get(size, suggested))
 
     def _interpolated(self, size: Sized) -> float:
@@ -96,11 +113,14 @@ def share_nodes(
 
     Args:
         probs: for each request that decodes in this step, its nodes' probabilities, float32[N].
-        options: sizes that fit the step without drafts; at least one.
+        options: sizes that fit the step without drafts, at least one; the first is the step without them.
         times: measured step times.
 
-    Zero nodes for all is a normal answer: every request emits one token without any.
+    Zero nodes for all is a normal answer: every request emits one token without any. It is also the answer while
+    the step without drafts hasn't been measured lately, so that nothing is compared with a guess.
     """
+    if not times.knows(options[0].size):
+        return NodeBudget(options[0].size, (0,) * len(probs), float(len(probs)))
     owner = np.concatenate(
         [np.full(len(p), i, np.int32) for i, p in enumerate(probs)] or [np.empty(0, np.int32)]
     )

@@ -172,7 +172,7 @@ def _checked(
         return None
     # Always a copy: the sender's optimizer may donate or overwrite its arrays in the next step.
     if isinstance(array, jax.Array):
-        staged = jax.device_put(_copied(array, old.dtype, transposed), old.sharding)
+        staged = _copied(jax.device_put(array, old.sharding), old.dtype, transposed)
     else:
         given = array.T if transposed else array
         staged = jax.device_put(np.array(given, dtype=old.dtype, order="C"), old.sharding)
@@ -199,6 +199,6 @@ def warm_up(params: dict) -> None:
         if leaf.shape in seen:
             continue
         seen.add(leaf.shape)
-        _all_finite(jax.device_put(_copied(leaf, leaf.dtype, False), leaf.sharding))
+        _all_finite(_copied(leaf, leaf.dtype, False))
         if leaf.ndim == 2:
-            _copied(leaf.T, leaf.dtype, True)
+            _copied(jax.device_put(leaf.T, leaf.sharding), leaf.dtype, True)
