@@ -88,9 +88,9 @@ def test_versions_and_logprobs_stay_true_when_weights_change_while_requests_run(
     models = [tiny_model(MODEL, seed) for seed in range(4)]
     engine = new_engine(models[0], "roomy", drafter=AdversarialDrafter(VOCABULARY, seed=1))
     rng = np.random.default_rng(3)
-    prompts = [rng.integers(0, VOCABULARY, int(length)).tolist() for length in rng.integers(1, 40, 12)]
+    prompts = [rng.integers(0, VOCABULARY, int(length)).tolist() for length in rng.integers(1, 20, 40)]
     requests = [
-        engine.submit(prompt, SamplingParams(max_tokens=40, seed=seed, ignore_eos=True))
+        engine.submit(prompt, SamplingParams(max_tokens=25 - seed % 10, seed=seed, ignore_eos=True))
         for seed, prompt in enumerate(prompts)
     ]
     for version in (1, 2, 3):

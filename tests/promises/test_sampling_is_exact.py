@@ -24,7 +24,7 @@ from tests.helpers.plain_model import PlainModel
 from tests.helpers.plain_sampler import PlainSampling, filtered_logits, log_softmax, penalise
 from tests.helpers.tiny_models import TinyModel, random_params, tiny_model
 
-DRAWS = 3000
+DRAWS = 2000
 LENGTH = 3
 PROMPT = [1, 4, 2]
 

@@ -7,6 +7,7 @@ recomputes everything from scratch (tests/helpers/plain_loop.py) and shares no c
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,10 @@ from rollout_spec import Completion
 from rollout_spec.draft import DraftConfig, Drafter, TrieDrafter
 from tests.helpers.agreement import LEAST_MARGIN, assert_agree
 from tests.helpers.drafters import AdversarialDrafter, OracleDrafter, WatchingDrafter
-from tests.helpers.engines import complete, shared_engine, undrafted_engine
+from tests.helpers.engines import complete, new_engine, shared_engine, undrafted_engine
 from tests.helpers.expectations import Expectation, expected_cases, unending
 from tests.helpers.plain_loop import certain_prefix
-from tests.helpers.tiny_models import TinyModel
+from tests.helpers.tiny_models import TinyModel, tiny_model
 
 REQUESTS = 60  # a model and an engine; raise it to search longer
 
@@ -79,6 +80,37 @@ def test_tokens_are_those_of_the_plain_loop(model_name: str, shape: str, drafter
         assert sorted(drafter.ended) == sorted(returned), (
             "the drafter learns what is returned and nothing more"
         )
+
+
+@pytest.mark.parametrize("drafter_name", ["its own", "nonsense", "truth in nonsense"])
+def test_tokens_are_those_of_the_plain_loop_when_the_engine_chooses_how_much_to_draft(
+    drafter_name: str,
+) -> None:
+    """The gate prunes trees by probabilities, here invented ones, and by measured times, never twice the same."""
+    expected = expected_cases("qwen2", 2, REQUESTS)
+    model = tiny_model("qwen2")
+    drafter = None if drafter_name == "its own" else DRAFTERS[drafter_name](model, expected)
+    draft = DraftConfig(max_nodes=23, capacity_tokens=20_000)
+    assert draft.gate
+    engine = new_engine(model, "roomy", drafter=drafter, draft=draft)
+    for _ in range(3):
+        completions = complete(engine, expected.cases)
+        assert_agree(completions, expected.completions, expected.owners)
+        check_draft_stats(completions)
+    assert engine.stats().drafted > 0
+
+
+def test_tokens_are_those_of_the_plain_loop_with_a_history_loaded_from_a_file(tmp_path: Path) -> None:
+    expected = expected_cases("qwen2", 2, REQUESTS)
+    model = tiny_model("qwen2")
+    draft = DraftConfig(max_nodes=23, gate=False, capacity_tokens=20_000)
+    first, second = (new_engine(model, "roomy", draft=draft) for _ in range(2))
+    complete(first, expected.cases)
+    first.save_history(tmp_path / "history")
+    second.load_history(tmp_path / "history")
+    completions = complete(second, expected.cases)
+    assert_agree(completions, expected.completions, expected.owners)
+    assert second.stats().accepted > first.stats().accepted, "the history must be of use"
 
 
 @pytest.mark.parametrize(("model_name", "shape"), ENGINES)

@@ -100,7 +100,7 @@ def without(arrays: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 Q, UP, NORM = (
-    "model.layers.1.self_attn.q_proj.weight",
+    "model.layers.0.self_attn.q_proj.weight",
     "model.layers.0.mlp.up_proj.weight",
     "model.norm.weight",
 )
@@ -115,7 +115,7 @@ def poisoned(value: float) -> dict[str, Any]:
 
 # What is sent, and the words that the error must hold: every fault by its name.
 BAD_UPDATES: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "missing": (lambda: without(hf_arrays(B), Q, NORM), ["missing", "layers.1.self_attn.q_proj", "norm"]),
+    "missing": (lambda: without(hf_arrays(B), Q, NORM), ["missing", "layers.0.self_attn.q_proj", "norm"]),
     "unknown": (
         lambda: {**hf_arrays(B), "model.layers.9.mlp.up_proj.weight": np.zeros((2, 2)), "foo": np.zeros(3)},
         ["unknown", "model.layers.9.mlp.up_proj.weight", "foo"],
@@ -130,11 +130,11 @@ BAD_UPDATES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "everything at once": (
         lambda: {**without(hf_arrays(B), Q), "foo": np.zeros(3), NORM: np.ones(17, np.float32)},
-        ["missing", "layers.1.self_attn.q_proj", "foo", "(17,)"],
+        ["missing", "layers.0.self_attn.q_proj", "foo", "(17,)"],
     ),
     "pytree without a layer": (
-        lambda: {**B.params, "layers": {0: B.params["layers"][0]}},
-        ["missing", "layers.1.self_attn.q_proj", "layers.1.mlp.up_proj"],
+        lambda: {**B.params, "layers": {}},
+        ["missing", "layers.0.self_attn.q_proj", "layers.0.mlp.up_proj"],
     ),
     "pytree with a wrong leaf": (
         lambda: {**B.params, "norm": {"scale": jnp.ones(5), "bias": jnp.ones(16)}},
