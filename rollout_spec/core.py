@@ -49,7 +49,7 @@ class EngineCore:
         self.planner = DraftPlanner(config.draft, drafter, self.shapes, model_config.vocab_size)
         self.requests: dict[Hashable, Request] = {}
         self.ended: list[Request] = []
-        """Ended, not yet handed to the caller."""
+        """Submitted requests that ended, not yet handed out by `RolloutEngine.step`."""
         self.stats = EngineStats()
         self.weight_version = 0
 
@@ -57,7 +57,6 @@ class EngineCore:
 
     def enqueue(self, request: Request) -> None:
         """Takes a checked request in."""
-        request.submitted_at_s = time.perf_counter()
         self.requests[request.request_id] = request
         for sequence in request.sequences:
             if sequence.finish_reason is None and sequence.room == 0 and sequence.score_from is None:
@@ -119,7 +118,7 @@ class EngineCore:
 
     def _end(self, request: Request) -> None:
         self.requests.pop(request.request_id, None)
-        self.ended.append(request)
+        (self.ended if request.ended_list is None else request.ended_list).append(request)
 
     @property
     def begun(self) -> list[Request]:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sized
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -19,7 +19,7 @@ from .config import EngineConfig
 from .core import EngineCore
 from .draft.drafter import Drafter, make_drafter
 from .errors import ConfigError, EngineStateError, PromptError, RequestFailedError, UnknownRequestError
-from .intake import Intake, Prompt
+from .intake import Intake, Prompt, check_hashable
 from .models import ModelConfig
 from .outputs import Completion, RolloutOutput
 from .progress import Progress
@@ -132,7 +132,7 @@ class RolloutEngine:
             PromptError, ConfigError, CapacityError: before anything runs.
             RequestFailedError: some requests failed; it carries the outputs of the others.
         """
-        requests = self._submit_all(prompts, sampling, group_ids, continue_from)
+        requests = self._check_all(prompts, sampling, group_ids, continue_from)
         for _ in self._run(requests, progress):
             pass
         failed = [request for request in requests if request.error is not None]
@@ -153,7 +153,7 @@ class RolloutEngine:
 
         Closing the iterator early aborts what still runs.
         """
-        requests = self._submit_all(prompts, sampling, group_ids, continue_from)
+        requests = self._check_all(prompts, sampling, group_ids, continue_from)
         return self._stream(requests, progress)
 
     def _stream(self, requests: list[Request], progress: bool) -> Iterator[RolloutOutput]:
@@ -211,8 +211,6 @@ class RolloutEngine:
             given = completion.token_ids if isinstance(completion, Completion) else completion
             request_id = ("score", next(self._ids))
             requests.append(self._intake.scoring_request(prompt, given, request_id=request_id, index=index))
-        for request in requests:
-            self._core.enqueue(request)
         for _ in self._run(requests, progress=False):
             pass
         failed = [request for request in requests if request.error is not None]
@@ -223,7 +221,7 @@ class RolloutEngine:
     def abort(self, request_ids: Iterable[Hashable] | None = None) -> None:
         """Ends requests with finish_reason "abort" and what they have; None: all. `step()` hands them out."""
         self._check_open()
-        ids = list(self._core.requests) if request_ids is None else list(request_ids)
+        ids = list(self._core.requests) if request_ids is None else list(dict.fromkeys(request_ids))
         unknown = [request_id for request_id in ids if request_id not in self._core.requests]
         if unknown:
             raise UnknownRequestError(f"no unfinished request has the id(s) {unknown}")
@@ -313,7 +311,7 @@ class RolloutEngine:
             self.model_config, self.params, weights, strict=strict, check_finite=check_finite
         )
         staged_at = time.perf_counter()
-        already_ended = len(self._core.ended)
+        to_end = self._core.begun if mode in ("drain", "interrupt") else []
         recomputed = self._settle_running(mode)
         settled_at = time.perf_counter()
         self._core.executor.params = staged.params
@@ -328,7 +326,7 @@ class RolloutEngine:
             tensors=staged.tensors,
             bytes=staged.bytes,
             kept=tuple(staged.kept),
-            ended=tuple(request.request_id for request in self._core.ended[already_ended:]),
+            ended=tuple(request.request_id for request in to_end),
             recomputed=recomputed,
             stage_s=staged_at - started,
             wait_s=settled_at - staged_at,
@@ -352,17 +350,19 @@ class RolloutEngine:
 
     # Running
 
-    def _submit_all(
+    def _check_all(
         self,
         prompts: SequenceOf[Prompt],
         sampling: SamplingParams | SequenceOf[SamplingParams],
         group_ids: SequenceOf[Hashable] | None,
         continue_from: SequenceOf[Completion | None] | None,
     ) -> list[Request]:
-        """Checks everything, then queues everything."""
+        """Requests for all prompts, nothing queued yet."""
         self._check_running()
         if isinstance(prompts, str):
             raise PromptError("prompts must be a list of prompts, got one text; put it into a list")
+        if not isinstance(prompts, Iterable):
+            raise PromptError(f"prompts must be a list of prompts, got {type(prompts).__name__}")
         prompts = list(prompts)
         options: dict[str, Any] = {
             "sampling": sampling,
@@ -373,8 +373,11 @@ class RolloutEngine:
         for name, values in options.items():
             if values is None or isinstance(values, SamplingParams):
                 options[name] = [values] * count
-            elif len(values) != count:
-                raise ConfigError(f"{name} must have one entry a prompt: {count} prompts, got {len(values)}")
+            elif not isinstance(values, Sized) or len(values) != count:
+                given = len(values) if isinstance(values, Sized) else type(values).__name__
+                raise ConfigError(f"{name} must have one entry a prompt: {count} prompts, got {given}")
+        for index, group_id in enumerate(options["group_ids"]):
+            check_hashable(f"group_ids[{index}]", group_id)
         requests = [
             self._intake.request(
                 prompt,
@@ -389,48 +392,41 @@ class RolloutEngine:
                 zip(prompts, *options.values(), strict=True)
             )
         ]
-        for request in requests:
-            self._core.enqueue(request)
         return requests
 
     def _run(self, requests: SequenceOf[Request], progress: bool) -> Iterator[Request]:
-        """Steps until all of `requests` ended; yields each as it does, and aborts the rest if abandoned.
+        """Queues `requests` and steps until they ended; yields each as it does, aborts the rest if abandoned.
 
         Other requests advance too; those that end are left for `step()`.
         """
-        mine = {id(request) for request in requests}
-        others: list[Request] = []
-        started = self._core.stats
-        tokens, steps = started.generated_tokens, started.decode_steps
+        mine: list[Request] = []  # ended, not yet yielded
+        pending = len(requests)
+        for request in requests:
+            request.ended_list = mine
+            self._core.enqueue(request)
+        started = dataclasses.replace(self._core.stats)
         try:
             with Progress(progress, "prompts", len(requests)) as bar:
-                while True:
-                    ended, self._core.ended = self._core.ended, []
-                    for position, request in enumerate(ended):
-                        if id(request) not in mine:
-                            others.append(request)
-                            continue
-                        mine.discard(id(request))
+                while pending:
+                    while mine:
+                        pending -= 1
                         bar.advance(1)
-                        try:
-                            yield request
-                        except GeneratorExit:
-                            others.extend(later for later in ended[position + 1 :] if id(later) not in mine)
-                            raise
+                        yield mine.pop(0)
                     stats = self._core.stats
-                    bar.report(stats.generated_tokens - tokens, stats.decode_steps - steps)
-                    if not mine:
-                        return
-                    self._check_running()
-                    self._core.advance()
+                    bar.report(
+                        stats.generated_tokens - started.generated_tokens,
+                        stats.decode_steps - started.decode_steps,
+                    )
+                    if pending:
+                        self._check_running()
+                        self._core.advance()
         finally:
             for request in requests:
                 if not request.ended:
                     self._core.abort(request)
-            others.extend(request for request in self._core.ended if id(request) not in mine)
-            self._core.ended = others
 
     def _new_id(self, request_id: Hashable) -> Hashable:
+        check_hashable("request_id", request_id)
         if request_id is None:
             request_id = next(self._ids)
             while request_id in self._core.requests:

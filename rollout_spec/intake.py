@@ -92,6 +92,7 @@ class Intake:
         name: str = "prompt",
     ) -> Request:
         """A request with its sequences. Raises PromptError, ConfigError or CapacityError."""
+        check_hashable("group_id", group_id)
         ids = self.token_ids(prompt, name)
         if len(ids) >= self.max_seq_len:
             raise PromptError(
@@ -210,3 +211,11 @@ class Intake:
             faults.append("stop strings need a tokenizer, and the engine has none; use stop_token_ids")
         if faults:
             raise ConfigError("SamplingParams: " + "; ".join(faults))
+
+
+def check_hashable(name: str, value: object) -> None:
+    """Raises ConfigError if `value` can't be an id."""
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ConfigError(f"{name} must be hashable, got {value!r}") from error

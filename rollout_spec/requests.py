@@ -132,7 +132,8 @@ class Request:
     output: RolloutOutput | None = None
     error: Exception | None = None
     sequences: list[Sequence] = field(default_factory=list, repr=False)
-    submitted_at_s: float = 0.0
+    ended_list: list[Request] | None = field(default=None, repr=False)
+    """Where it goes when it ends; None is where `RolloutEngine.step` looks."""
 
     @property
     def ended(self) -> bool:
