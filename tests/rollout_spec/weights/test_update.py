@@ -1,0 +1,496 @@
+"""Staging weights: every form they may come in, every fault at once, and copies of everything.
+
+tests/promises says what an update means for running requests' tokens; here are forms, checks and modes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from rollout_spec import RolloutEngine, RolloutError, SamplingParams
+from rollout_spec.errors import ConfigError, EngineStateError, WeightUpdateError
+from rollout_spec.models import build, init_params
+from rollout_spec.weights.names import to_hf
+from rollout_spec.weights.update import UPDATE_MODES, StagedWeights, stage
+from tests.helpers.drafters import WatchingDrafter
+from tests.helpers.engines import new_engine
+from tests.helpers.plain_sampler import log_softmax
+from tests.helpers.tiny_models import TinyModel, tiny_model
+
+OLD, NEW = tiny_model("llama-tied", 0), tiny_model("llama-tied", 1)
+UNTIED = tiny_model("qwen2", 1)
+Q, NORM, EMBEDDING = (
+    "model.layers.1.self_attn.q_proj.weight",
+    "model.norm.weight",
+    "model.embed_tokens.weight",
+)
+
+
+def hf_arrays(model: TinyModel = NEW) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in to_hf(model.config, model.params)}
+
+
+def staged(weights: Any, **options: Any) -> StagedWeights:
+    return stage(OLD.config, OLD.params, weights, **options)
+
+
+def refused(weights: Any, **options: Any) -> str:
+    """The message with which they are refused."""
+    with pytest.raises(ValueError) as raised:
+        staged(weights, **options)
+    assert isinstance(raised.value, WeightUpdateError)
+    assert isinstance(raised.value, RolloutError)
+    return str(raised.value)
+
+
+def assert_equal(params: Any, expected: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+# Forms
+
+
+def in_folder(path: Path, arrays: dict[str, np.ndarray], shards: int = 1) -> Path:
+    """Writes arrays as Hugging Face does: one file, or several with an index."""
+    path.mkdir()
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    if shards == 1:
+        save_file(contiguous, path / "model.safetensors")
+        return path
+    weight_map: dict[str, str] = {}
+    for shard in range(shards):
+        part = dict(list(contiguous.items())[shard::shards])
+        save_file(part, path / f"part-{shard}.safetensors")
+        weight_map |= dict.fromkeys(part, f"part-{shard}.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+def with_text_keys(params: Any) -> Any:
+    return {**params, "layers": {str(number): layer for number, layer in params["layers"].items()}}
+
+
+FORMS: dict[str, Callable[[Path], Any]] = {
+    "pytree": lambda path: NEW.params,
+    "numpy pytree": lambda path: jax.tree.map(np.asarray, NEW.params),
+    "pytree with text keys of layers": lambda path: with_text_keys(NEW.params),
+    "pytree with a list of layers": lambda path: {
+        **NEW.params,
+        "layers": list(NEW.params["layers"].values()),
+    },
+    "read-only mapping": lambda path: MappingProxyType(NEW.params),
+    "nnx state": lambda path: nnx.state(nnx.merge(build(NEW.config), NEW.params)),
+    "nnx module": lambda path: nnx.merge(build(NEW.config), NEW.params),
+    "names": lambda path: hf_arrays(),
+    "names and jax arrays": lambda path: dict(to_hf(NEW.config, NEW.params)),
+    "list of pairs": lambda path: list(hf_arrays().items()),
+    "pairs in another order": lambda path: reversed(list(hf_arrays().items())),
+    "generator": lambda path: ((name, array) for name, array in to_hf(NEW.config, NEW.params)),
+    "folder": lambda path: in_folder(path / "one", hf_arrays()),
+    "name of a folder": lambda path: str(in_folder(path / "one", hf_arrays())),
+    "folder of shards": lambda path: in_folder(path / "many", hf_arrays(), shards=3),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_weights(form: str, tmp_path: Path) -> None:
+    found = staged(FORMS[form](tmp_path))
+    assert_equal(found.params, NEW.params)
+    leaves = jax.tree.leaves(NEW.params)
+    assert found.tensors == len(leaves)
+    assert found.bytes == sum(leaf.nbytes for leaf in leaves)
+    assert found.kept == []
+
+
+def test_a_model_with_a_head_of_its_own() -> None:
+    old = init_params(UNTIED.config, seed=5)
+    found = stage(UNTIED.config, old, hf_arrays(UNTIED))
+    assert_equal(found.params, UNTIED.params)
+    assert_equal(stage(UNTIED.config, old, UNTIED.params).params, UNTIED.params)
+
+
+def test_copies_that_exporters_add_are_ignored() -> None:
+    extra = {
+        "lm_head.weight": hf_arrays()[EMBEDDING],
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4),
+    }
+    assert_equal(staged({**hf_arrays(), **extra}).params, NEW.params)
+
+
+# Types
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("library", ["numpy", "jax"])
+def test_floats_of_every_kind_become_the_engines(dtype: Any, library: str) -> None:
+    arrays: dict[str, Any] = {name: array.astype(dtype) for name, array in hf_arrays().items()}
+    if library == "jax":
+        arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
+    found = staged(arrays)
+    expected = jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype).astype(np.float32), NEW.params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found.params)} == {np.dtype(np.float32)}
+    assert_equal(found.params, expected)
+
+
+def test_an_engine_in_bfloat16_gets_bfloat16() -> None:
+    old = init_params(OLD.config, dtype=jnp.bfloat16)
+    found = stage(OLD.config, old, hf_arrays())
+    assert {leaf.dtype for leaf in jax.tree.leaves(found.params)} == {jnp.dtype(jnp.bfloat16)}
+    assert_equal(found.params, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), NEW.params))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.bool_, np.complex64])
+def test_other_types_are_refused_by_name(dtype: Any) -> None:
+    message = refused({**hf_arrays(), Q: hf_arrays()[Q].astype(dtype)})
+    for word in (Q, np.dtype(dtype).name, "float32", "1 fault"):
+        assert word in message
+
+
+# Faults
+
+
+def test_all_faults_are_listed_at_once() -> None:
+    arrays: dict[str, Any] = hf_arrays()
+    del arrays["model.layers.0.mlp.up_proj.weight"]
+    arrays[Q] = arrays[Q][:, :-1]
+    arrays[NORM] = arrays[NORM].astype(np.int64)
+    arrays["model.layers.7.mlp.up_proj.weight"] = np.zeros((4, 4))
+    arrays["nonsense"] = np.zeros(3)
+    message = refused([*arrays.items(), (EMBEDDING, arrays[EMBEDDING])])
+    for line in (
+        "missing: layers.0.mlp.up_proj.kernel",
+        f"shape: {Q}: expected (32, 32), got (32, 31)",
+        f"dtype: {NORM}: expected a floating type (float32), got int64",
+        "unknown: model.layers.7.mlp.up_proj.weight",
+        "unknown: nonsense",
+        f"sent twice: {EMBEDDING}",
+        "6 fault",
+    ):
+        assert line in message
+
+
+def test_both_shape_and_type_of_one_weight_are_listed() -> None:
+    message = refused({**hf_arrays(), NORM: np.zeros((3, 3), np.int8)})
+    assert "(3, 3)" in message
+    assert "int8" in message
+
+
+def test_faults_of_pytrees_are_named_by_their_paths() -> None:
+    params = with_text_keys(NEW.params)
+    params["layers"]["1"] = {**params["layers"]["1"], "extra": {"kernel": np.zeros(2)}}
+    params["norm"] = {"scale": np.zeros(7)}
+    del params["embed_tokens"]
+    message = refused(params)
+    for line in (
+        "unknown: layers.1.extra.kernel",
+        "shape: norm.scale: expected (32,), got (7,)",
+        "missing: embed_tokens.embedding",
+        "3 fault",
+    ):
+        assert line in message
+
+
+def test_a_whole_pytree_in_hugging_faces_layout_is_not_taken_for_ours() -> None:
+    """up_proj is [32, 48] here and [48, 32] there."""
+    params = jax.tree.map(lambda leaf: leaf.T, NEW.params)
+    message = refused(params)
+    assert "layers.0.mlp.up_proj.kernel: expected (32, 48), got (48, 32)" in message
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        42,
+        None,
+        3.5,
+        [1, 2, 3],
+        ["model.norm.weight"],
+        [("model.norm.weight",)],
+        [(5, np.zeros(3))],
+        {"model.norm.weight": "text"},
+        {"model.norm.weight": None},
+        {"model.norm.weight": object()},
+        {NORM: [[1.0], [2.0, 3.0]]},
+        {"layers": {0: {"x": "text"}}},
+        {"layers": {0: NEW.params["layers"][0], "1": NEW.params["layers"][1]}},
+    ],
+    ids=lambda weights: str(weights)[:40],
+)
+def test_what_is_no_weights_is_refused_and_not_misread(weights: Any) -> None:
+    assert len(refused(weights)) > 20
+
+
+def test_an_error_of_the_senders_iterator_is_the_senders() -> None:
+    def failing() -> Iterator[tuple[str, np.ndarray]]:
+        yield NORM, hf_arrays()[NORM]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        staged(failing())
+
+
+def test_folders_that_can_not_be_read_are_refused_by_name(tmp_path: Path) -> None:
+    assert str(tmp_path / "nowhere") in refused(tmp_path / "nowhere")
+    assert "safetensors" in refused(tmp_path)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "model.safetensors").write_bytes(b"not a header")
+    assert "broken" in refused(broken)
+    shards = in_folder(tmp_path / "shards", hf_arrays(), shards=2)
+    (shards / "part-1.safetensors").unlink()
+    assert "part-1.safetensors" in refused(shards)
+
+
+def test_a_folder_with_a_weight_in_integers_is_refused_by_its_name(tmp_path: Path) -> None:
+    arrays = {**hf_arrays(), Q: np.zeros((32, 32), np.int8), NORM: np.zeros(9, np.float32)}
+    message = refused(in_folder(tmp_path / "quantized", arrays))
+    assert Q in message
+    assert NORM in message, "all faults are listed"
+
+
+# Leaving weights out
+
+
+def test_weights_left_out_on_purpose_stay_and_are_listed() -> None:
+    found = staged({NORM: hf_arrays()[NORM], Q: hf_arrays()[Q]}, strict=False)
+    expected = hf_arrays(OLD) | {name: hf_arrays()[name] for name in (NORM, Q)}
+    for name, array in to_hf(OLD.config, found.params):
+        np.testing.assert_array_equal(array, expected[name])
+    assert found.tensors == 2
+    assert len(found.kept) == len(expected) - 2
+    assert "embed_tokens.embedding" in found.kept
+    assert "norm.scale" not in found.kept
+
+
+def test_a_part_of_a_pytree_may_be_sent_too() -> None:
+    found = staged({"layers": {1: NEW.params["layers"][1]}}, strict=False)
+    assert_equal(found.params["layers"][1], NEW.params["layers"][1])
+    assert_equal(found.params["layers"][0], OLD.params["layers"][0])
+
+
+@pytest.mark.parametrize("weights", [{}, [], iter(()), {"layers": {}}], ids=str)
+def test_nothing_at_all_is_refused_also_then(weights: Any) -> None:
+    assert "no weights at all" in refused(weights, strict=False)
+
+
+def test_leaving_out_does_not_excuse_other_faults() -> None:
+    message = refused({NORM: np.zeros(3), "nonsense": np.zeros(3)}, strict=False)
+    assert "nonsense" in message
+    assert "(3,)" in message
+    assert "missing" not in message
+
+
+# Not numbers
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused_if_asked(value: float) -> None:
+    arrays = hf_arrays()
+    arrays[Q][3, 4] = arrays[NORM][0] = value
+    message = refused(arrays, check_finite=True)
+    assert f"not finite: {Q}" in message
+    assert f"not finite: {NORM}" in message
+    assert "2 fault" in message
+    assert staged(arrays).tensors == len(arrays)
+    assert staged(hf_arrays(), check_finite=True).tensors == len(arrays)
+
+
+def test_numbers_that_overflow_the_engines_type_are_not_finite() -> None:
+    arrays = {name: array.astype(np.float64) for name, array in hf_arrays().items()}
+    arrays[NORM][0] = 1e300
+    with np.errstate(over="ignore"):
+        assert f"not finite: {NORM}" in refused(arrays, check_finite=True)
+
+
+# Copies
+
+
+@pytest.mark.parametrize("form", ["pytree", "names"])
+def test_what_is_staged_is_the_engines_own(form: str) -> None:
+    for to_array in (np.array, jnp.array):
+        tree = jax.tree.map(lambda leaf, to_array=to_array: to_array(leaf), NEW.params)
+        weights = tree if form == "pytree" else dict(to_hf(NEW.config, tree))
+        found = staged(weights)
+        for leaf in jax.tree.leaves(tree):
+            if isinstance(leaf, np.ndarray):
+                leaf[...] = -1
+            else:
+                leaf.delete()
+        assert_equal(found.params, NEW.params)
+
+
+def test_views_and_strides_are_read_as_what_they_show() -> None:
+    arrays = {name: np.repeat(array, 2, axis=0)[::2] for name, array in hf_arrays().items()}
+    assert_equal(staged(arrays).params, NEW.params)
+
+
+# The engine
+
+
+def engine_of(model: TinyModel = OLD) -> RolloutEngine:
+    return new_engine(model, "cramped", drafter=WatchingDrafter())
+
+
+def sampling(tokens: int, seed: int = 0) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, seed=seed, ignore_eos=True)
+
+
+def test_the_report_says_what_was_done() -> None:
+    engine = engine_of()
+    report = engine.update_weights(NEW.params)
+    leaves = jax.tree.leaves(NEW.params)
+    assert (report.version, report.previous_version, report.mode, report.applied) == (1, 0, "drain", True)
+    assert (report.tensors, report.bytes) == (len(leaves), sum(leaf.nbytes for leaf in leaves))
+    assert (report.kept, report.ended, report.recomputed) == ((), (), 0)
+    assert min(report.stage_s, report.swap_s) > 0
+    assert report.wait_s >= 0
+    partial = engine.update_weights({NORM: hf_arrays()[NORM]}, strict=False, version=9, mode="inflight")
+    assert (partial.version, partial.previous_version, partial.tensors) == (9, 1, 1)
+    assert len(partial.kept) == len(leaves) - 1
+
+
+def test_the_version_that_already_serves_is_not_loaded_again() -> None:
+    engine = engine_of()
+    engine.update_weights(NEW.params, version=3)
+    request = engine.submit([1, 2], sampling(9))
+    engine.step()
+    report = engine.update_weights("not even looked at", version=3, mode="interrupt")
+    assert (report.applied, report.version, report.previous_version, report.tensors) == (False, 3, 3, 0)
+    assert not request.ended
+    assert engine.drafter.versions == [3]  # type: ignore[union-attr]
+    engine.abort()
+
+
+def test_versions_may_go_back_but_must_be_whole_numbers() -> None:
+    engine = engine_of()
+    assert engine.update_weights(NEW.params, version=70).version == 70
+    assert engine.update_weights(OLD.params, version=-2).version == -2
+    assert engine.update_weights(OLD.params).version == -1
+    for version in (1.0, "7", True):
+        with pytest.raises(ConfigError, match="version"):
+            engine.update_weights(OLD.params, version=version)  # type: ignore[arg-type]
+    assert engine.weight_version == -1
+
+
+def test_a_paused_engine_can_not_drain_but_takes_weights_in_every_other_way() -> None:
+    for mode in UPDATE_MODES:
+        engine = engine_of()
+        running = engine.submit([1, 2], sampling(9))
+        for _ in range(3):
+            engine.step()
+        waiting = engine.submit([5, 6], sampling(4))
+        engine.pause()
+        if mode == "drain":
+            with pytest.raises(EngineStateError, match=r"paused.*resume"):
+                engine.update_weights(NEW.params, mode=mode)
+            assert engine.weight_version == 0
+            assert not running.ended
+            engine.close()
+            continue
+        report = engine.update_weights(NEW.params, mode=mode)
+        assert report.ended == ((running.request_id,) if mode == "interrupt" else ())
+        assert report.recomputed == (1 if mode == "inflight" else 0)
+        assert engine.step() == ([running] if mode == "interrupt" else [])
+        engine.resume()
+        while not (running.ended and waiting.ended):
+            engine.step()
+        versions = running.completions[0].weight_versions.tolist()
+        if mode == "interrupt":
+            assert running.completions[0].finish_reason == "abort"
+            assert set(versions) == {0}
+        else:
+            assert versions == sorted(versions)
+            assert set(versions) == {0, 1}
+        assert set(waiting.completions[0].weight_versions.tolist()) == {1}
+        engine.close()
+
+
+def test_a_paused_engine_with_nothing_begun_may_drain() -> None:
+    engine = engine_of()
+    engine.pause()
+    request = engine.submit([1, 2], sampling(4))
+    assert engine.update_weights(NEW.params).version == 1
+    engine.resume()
+    while not request.ended:
+        engine.step()
+    assert request.completions[0].weight_versions.tolist() == [1] * 4
+
+
+def test_draining_hands_out_what_it_saw_through() -> None:
+    engine = engine_of()
+    running = [engine.submit([first, 2], sampling(3 + first)) for first in range(3)]
+    engine.step()
+    waiting = engine.submit([9], sampling(3))
+    report = engine.update_weights(NEW.params, mode="drain")
+    assert sorted(report.ended) == [request.request_id for request in running]
+    assert all(request.ended for request in running)
+    assert not waiting.ended
+    assert waiting.status == "waiting"
+    handed_out = []
+    while not waiting.ended:
+        handed_out += engine.step()
+    assert {request.request_id for request in [*handed_out, *engine.step()]} == {0, 1, 2, waiting.request_id}
+
+
+@pytest.mark.parametrize("mode", ["inflight", "inflight_keep"])
+def test_tokens_after_the_swap_are_the_new_weights(mode: Any) -> None:
+    """Recomputed under them in one mode; in the other the cached text keeps its old keys and values."""
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    engine = engine_of()
+    request = engine.submit(prompt, sampling(30, seed=3))
+    for _ in range(10):
+        engine.step()
+    before = request.sequences[0].num_generated
+    assert before == 10
+    computed = engine.stats().prompt_tokens_computed
+    report = engine.update_weights(NEW.params, mode=mode)
+    while not request.ended:
+        engine.step()
+    (completion,) = request.completions
+    assert completion.weight_versions.tolist() == [0] * before + [1] * 20
+    tokens = completion.token_ids.tolist()
+    plain = {
+        version: log_softmax(model.plain.logits([*prompt, *tokens]))[np.arange(30) + len(prompt) - 1, tokens]
+        for version, model in enumerate((OLD, NEW))
+    }
+    np.testing.assert_allclose(completion.logprobs[:before], plain[0][:before], atol=2e-4)
+    close = np.isclose(completion.logprobs[before:], plain[1][before:], atol=2e-4)
+    recomputed = engine.stats().prompt_tokens_computed - computed
+    if mode == "inflight":
+        assert close.all()
+        assert (report.recomputed, recomputed) == (1, len(prompt) + before)
+    else:
+        assert not close.any(), "the old keys and values are still seen"
+        assert (report.recomputed, recomputed) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", UPDATE_MODES)
+def test_a_prompt_cached_under_the_old_weights_is_computed_anew(mode: Any) -> None:
+    prompt = list(range(20))
+    engine = engine_of()
+    engine.generate([prompt], sampling(2))
+    running = engine.submit(prompt, sampling(12))
+    engine.step()
+    engine.update_weights(NEW.params, mode=mode)
+    cached = engine.stats().prompt_tokens_cached
+    engine.generate([prompt], sampling(2))
+    # In mode inflight the running request, which was computed again, may have shared its prompt.
+    if mode != "inflight":
+        assert engine.stats().prompt_tokens_cached == cached
+    while not running.ended:
+        engine.step()
+    logprobs = engine.generate([prompt], sampling(2))[0].completions[0].logprobs
+    fresh = engine_of(NEW).generate([prompt], sampling(2))
+    np.testing.assert_allclose(logprobs, fresh[0].completions[0].logprobs, atol=2e-4)
