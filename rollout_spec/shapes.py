@@ -9,7 +9,8 @@ from .step import StepShape
 
 _MOST_TREE_TOKENS = 128  # of a step that verifies drafts for several requests
 _TREE_TOKENS_MULTIPLE = 8  # matmuls of odd row counts cost as much as of the next multiple
-_PREFILL_ROWS = 64
+_PREFILL_ROWS = 32  # a prompt needs one; the rest is for what decodes beside it, and for scoring
+_SHORT_PREFILL_TOKENS = 64
 
 
 def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
@@ -35,7 +36,7 @@ def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
         shapes.add(StepShape(most, sequences, most))
     largest = config.max_batch_tokens
     rows = min(largest, max(_PREFILL_ROWS, config.max_seqs))
-    tokens = _PREFILL_ROWS
+    tokens = _SHORT_PREFILL_TOKENS
     while 3 * tokens <= 2 * largest:  # short prompts need not pay for the largest step
         shapes.add(StepShape(tokens, config.max_seqs, min(tokens, rows)))
         tokens *= 4
