@@ -78,7 +78,7 @@ def test_texts_and_chats_go_through_the_tokenizer() -> None:
         (7.5, "text"),
         (None, "text"),
         ({4, 5}, "text"),
-        (iter([4, 5]), "text"),
+        pytest.param(iter([4, 5]), "text", id="an iterator"),
         ({"role": "user", "content": "a"}, "list of messages"),
         ("ab", "no tokenizer"),
         ([{"role": "user", "content": "a"}], "no tokenizer"),
