@@ -16,7 +16,7 @@ TYPE_CHECKED = rollout_spec kernels examples benchmarks
 
 # pip takes this build of torch from where the machine keeps it, or else from PyPI.
 TORCH = torch==2.13.0
-TRANSFORMERS = transformers>=5,<6
+TRANSFORMERS = transformers>=5,<6 accelerate>=1,<2
 
 # Whatever environment the caller has activated, ours are used.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
@@ -64,7 +64,7 @@ $(VENV_LATEST)/.installed-latest: pyproject.toml
 	@touch $@
 
 $(VENV_TORCH)/.installed-torch: pyproject.toml Makefile
-	@scripts/make_venv.sh $(VENV_TORCH) dev 3.11 3.12 3.13 -- "$(TORCH)" "$(TRANSFORMERS)"
+	@scripts/make_venv.sh $(VENV_TORCH) dev 3.11 3.12 3.13 -- "$(TORCH)" $(foreach package,$(TRANSFORMERS),"$(package)")
 	@touch $@
 
 clean:

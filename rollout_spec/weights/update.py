@@ -28,7 +28,8 @@ class WeightUpdateReport:
 
     version, previous_version: of the weights. applied: False if the engine had this version already and
     nothing was done. tensors, bytes: replaced. kept: names of weights that strict=False left as they were.
-    ended: ids of the requests that mode "interrupt" ended or that "drain" saw through. recomputed: running sequences whose cache mode "inflight" dropped.
+    ended: ids of the requests that mode "interrupt" ended or that "drain" saw through.
+    recomputed: running sequences whose cache mode "inflight" dropped.
     stage_s, wait_s, swap_s: seconds of checking and copying, of draining, and of the swap itself.
     """
 
