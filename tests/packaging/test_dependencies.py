@@ -27,10 +27,14 @@ def extras(*wanted: str) -> set[str]:
 
 
 def third_party_imports(folder: str) -> dict[str, str]:
-    """Distribution -> a file that imports it, over all import statements below a folder, nested ones too."""
+    """Distribution -> a file that imports it, over all import statements below a folder, nested ones too.
+
+    Scripts that list their own dependencies (PEP 723) are left out.
+    """
     found: dict[str, str] = {}
     for path in sorted((REPOSITORY / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if not text.startswith("# /// script\n") else ():
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
