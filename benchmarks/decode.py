@@ -21,10 +21,10 @@ from typing import Any
 
 import jax
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.rival import Run, Transformers, save_huggingface
+from benchmarks.tables import print_results
 from examples.smollm2 import fetch
 from rollout_spec import DraftConfig, EngineConfig, RolloutEngine, SamplingParams
 from rollout_spec.loading import load_model
@@ -161,8 +161,10 @@ def benchmark(settings: Settings, scratch: Path, console: Console) -> dict[str, 
         many_requests = in_turns(
             settings.rounds,
             {
-                "plain": lambda: [plain.generate("batch", batch, tokens, stop_at_eos=False)],
-                "speculative": lambda: [speculative.generate("batch", batch, tokens, stop_at_eos=False)],
+                "plain": lambda: [plain.generate("many requests", batch, tokens, stop_at_eos=False)],
+                "speculative": lambda: [
+                    speculative.generate("many requests", batch, tokens, stop_at_eos=False)
+                ],
                 "transformers": lambda: [rival.generate(batch, tokens, stop_at_eos=False)],
             },
         )
@@ -171,10 +173,10 @@ def benchmark(settings: Settings, scratch: Path, console: Console) -> dict[str, 
             settings.rounds,
             {
                 "plain": lambda: [
-                    plain.generate("grounded", [p], tokens, stop_at_eos=True) for p in grounded
+                    plain.generate("grounded prompts", [p], tokens, stop_at_eos=True) for p in grounded
                 ],
                 "speculative": lambda: [
-                    speculative.generate("grounded", [p], tokens, stop_at_eos=True) for p in grounded
+                    speculative.generate("grounded prompts", [p], tokens, stop_at_eos=True) for p in grounded
                 ],
                 "transformers prompt lookup": lambda: [
                     rival.generate([p], tokens, stop_at_eos=True, prompt_lookup=PROMPT_LOOKUP_TOKENS)
@@ -185,11 +187,11 @@ def benchmark(settings: Settings, scratch: Path, console: Console) -> dict[str, 
     weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
     step_s = statistics.median(stats.device_s / stats.steps for stats in plain.stats["one request"])
     bandwidth = {str(threads): machine.copy_bandwidth(threads) for threads in (1, machine.cores())}
-    grounded_stats = speculative.stats["grounded"]
+    grounded_stats = speculative.stats["grounded prompts"]
     return {
         "one request": summarise(one_request),
-        f"{settings.batch} requests": summarise(many_requests),
-        "grounded prompts, one request": summarise(one_by_one),
+        "many requests": summarise(many_requests),
+        "grounded prompts": summarise(one_by_one),
         "acceptance length on grounded prompts": sum(stats.generated_tokens for stats in grounded_stats)
         / sum(stats.decode_steps for stats in grounded_stats),
         "host share of a step": {
@@ -214,56 +216,6 @@ def benchmark(settings: Settings, scratch: Path, console: Console) -> dict[str, 
     }
 
 
-def ratios(results: dict[str, Any], batch: int) -> dict[str, tuple[float, float]]:
-    """What is claimed -> (measured, least that is wanted)."""
-
-    def speed(part: str, name: str) -> float:
-        return results[part][name]["tokens_per_s"]
-
-    one, many, grounded = "one request", f"{batch} requests", "grounded prompts, one request"
-    return {
-        "plain / transformers, one request": (speed(one, "plain") / speed(one, "transformers"), 2.0),
-        f"plain / transformers, {many}": (speed(many, "plain") / speed(many, "transformers"), 1.5),
-        "speculative / plain, grounded": (speed(grounded, "speculative") / speed(grounded, "plain"), 1.8),
-        "speculative / transformers prompt lookup, grounded": (
-            speed(grounded, "speculative") / speed(grounded, "transformers prompt lookup"),
-            1.5,
-        ),
-        f"speculative / plain, {many}": (speed(many, "speculative") / speed(many, "plain"), 0.97),
-    }
-
-
-def print_results(results: dict[str, Any], batch: int, console: Console) -> None:
-    """Speeds, ratios and the rest, in three tables."""
-    speeds = Table("measurement", "rival", title="Tokens per second, medians", title_justify="left")
-    for column in ("tokens/s", "same tokens"):
-        speeds.add_column(column, justify="right")
-    for part, rivals in results.items():
-        for name, figures in rivals.items() if isinstance(rivals, dict) else ():
-            if isinstance(figures, dict) and "tokens_per_s" in figures:
-                same = f"{figures['completions_as_first_rival']} of {figures['completions']}"
-                speeds.add_row(part, name, f"{figures['tokens_per_s']:.1f}", same)
-    compared = Table("ratio", title="Ratios", title_justify="left")
-    for column in ("measured", "wanted"):
-        compared.add_column(column, justify="right")
-    for name, (measured, wanted) in ratios(results, batch).items():
-        compared.add_row(name, f"{measured:.2f}", f"{wanted:.2f}")
-    console.print(speeds, compared)
-    step, warm_up = results["plain step"], results["warm-up"]
-    console.print(
-        f"Acceptance length on grounded prompts: {results['acceptance length on grounded prompts']:.2f}\n"
-        f"Plain step, one request: {1e3 * step['seconds']:.1f} ms for {step['weight_bytes'] / 1e6:.0f} MB of weights: "
-        f"{step['share_of_copy_bandwidth']:.0%} of the copy bandwidth (read + written), "
-        f"{max(step['copy_bytes_per_s_by_threads'].values()) / 1e9:.1f} GB/s\n"
-        "Host share of a step: "
-        + ", ".join(f"{name} {share:.1%}" for name, share in results["host share of a step"].items())
-        + "\nWarm-up: "
-        + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in warm_up["seconds"].items())
-        + f", {warm_up['compilations']} compilations; afterwards {warm_up['compilations_afterwards']}",
-        highlight=False,
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -277,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     described = machine.describe()
     with tempfile.TemporaryDirectory() as scratch:
         results = benchmark(settings, Path(scratch), console)
-    print_results(results, settings.batch, console)
+    print_results(results, console)
     parsed.output.parent.mkdir(parents=True, exist_ok=True)
     content = {"machine": described, "settings": dataclasses.asdict(settings), "results": results}
     parsed.output.write_text(json.dumps(content, indent=2) + "\n")

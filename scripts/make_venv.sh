@@ -62,4 +62,4 @@ if ! is_wanted "$(version_of "$folder/bin/python")"; then
 fi
 
 echo "make_venv: installing .[$extras] into $folder (the first time takes a few minutes)"
-"$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --editable ".[$extras]" "$@"
+"$folder/bin/python" -m pip install -qq --disable-pip-version-check --no-input --editable ".[$extras]" "$@"
