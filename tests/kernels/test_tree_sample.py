@@ -156,6 +156,13 @@ def test_greedy_takes_the_first_of_equal_logits_over_blocks_too(places: list[int
     assert float(found.kept_mass[0]) == 1.0
 
 
+def test_greedy_takes_the_largest_logit_not_the_heaviest_block() -> None:
+    logits = np.full((1, 600), -9.0, np.float32)
+    logits[0, :256] = 5.0
+    logits[0, 300] = 5.1
+    assert int(draw(logits, temperature=0.0).tokens[0]) == 300
+
+
 def test_greedy_ignores_filters_and_the_seed() -> None:
     logits = random_logits(6, 600)
     found = draw(logits, temperature=0.0, top_k=[0, 1, 2, 3, 4, 5], top_p=0.2, min_p=0.9)

@@ -71,6 +71,7 @@ def test_the_length_limit_ends_and_a_stop_at_the_same_token_wins() -> None:
 def test_no_end_before_min_tokens() -> None:
     """The sampler bans stop tokens that early; stop strings may complete unnoticed."""
     assert ended(generate(["a", "a", END], min_tokens=2)) == (3, "stop", END, "aa")
+    assert ended(generate(["a", END, "a", END], min_tokens=2)) == (4, "stop", END, "aa")
     assert ended(generate(["b", "a", "b", "a"], min_tokens=2, stop="b")) == (3, "stop", "b", "bab")
     assert ended(generate(["a", "b", "a"], min_tokens=2, stop="b")) == (2, "stop", "b", "ab")
     assert ended(generate(["ab", "a", "a"], min_tokens=2, stop="b")) == (3, "abort", None, "abaa")
