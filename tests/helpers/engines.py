@@ -13,7 +13,9 @@ from rollout_spec import Completion, DraftConfig, EngineConfig, RolloutEngine, S
 from rollout_spec.draft import Drafter
 from rollout_spec.tokenizer import Tokenizer
 from rollout_spec.tree import MAX_NODES, DraftTree
+from tests.helpers.agreement import assert_agree
 from tests.helpers.drafters import TokenSequence, WatchingDrafter
+from tests.helpers.expectations import Expectation
 from tests.helpers.random_cases import Case
 from tests.helpers.tiny_models import TinyModel, tiny_model
 from tests.helpers.tiny_tokenizer import tiny_tokenizer
@@ -122,3 +124,11 @@ def complete(engine: RolloutEngine, cases: Sequence[Case], **keywords: Any) -> l
     )
     assert len(outputs) == len(cases)
     return [completion for output in outputs for completion in output.completions]
+
+
+def assert_idle_and_sound(engine: RolloutEngine, expected: Expectation) -> None:
+    """Nothing is held or queued, and the engine generates what it should."""
+    assert engine.step() == []
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.pages_held) == (0, 0, 0)
+    assert_agree(complete(engine, expected.cases), expected.completions, expected.owners)

@@ -19,13 +19,16 @@ from tests.helpers.random_cases import Case, random_prompts
 from tests.helpers.tiny_models import tiny_model
 
 MODEL = "qwen2"
-CASES = expected_cases(MODEL, 1000, 25).cases
+
+
+def cases() -> list[Case]:
+    return expected_cases(MODEL, 1000, 25).cases
 
 
 @pytest.fixture(scope="module")
 def in_a_batch() -> list[Completion]:
     with shared_engine(MODEL, "roomy").drafting(WatchingDrafter()) as engine:
-        completions = complete(engine, CASES)
+        completions = complete(engine, cases())
     expected = expected_cases(MODEL, 1000, 25)
     assert_agree(completions, expected.completions, expected.owners)
     return completions
@@ -33,33 +36,33 @@ def in_a_batch() -> list[Completion]:
 
 def test_alone(in_a_batch: list[Completion]) -> None:
     with shared_engine(MODEL, "roomy").drafting(WatchingDrafter()) as engine:
-        alone = [completion for case in CASES for completion in complete(engine, [case])]
+        alone = [completion for case in cases() for completion in complete(engine, [case])]
     assert same_tokens(alone, in_a_batch)
 
 
 def test_in_another_order_and_among_others(in_a_batch: list[Completion]) -> None:
     rng = np.random.default_rng(4)
     others = expected_cases(MODEL, 1001, 25).cases
-    mixed = [*CASES, *others]
+    mixed = [*cases(), *others]
     order = rng.permutation(len(mixed))
     with shared_engine(MODEL, "roomy").drafting(WatchingDrafter()) as engine:
         outputs = engine.generate(
             [mixed[i].prompt for i in order], [SamplingParams(**mixed[i].sampling) for i in order]
         )
     place = {int(i): outputs[position].completions for position, i in enumerate(order)}
-    assert same_tokens([c for i in range(len(CASES)) for c in place[i]], in_a_batch)
+    assert same_tokens([c for i in range(len(cases())) for c in place[i]], in_a_batch)
 
 
 def test_with_other_slots_pages_and_chunks(in_a_batch: list[Completion]) -> None:
     shared = shared_engine(MODEL, "cramped")
     for drafter in (WatchingDrafter(), AdversarialDrafter(shared.model.config.vocab_size, seed=3)):
         with shared.drafting(drafter) as engine:
-            assert same_tokens(complete(engine, CASES), in_a_batch)
+            assert same_tokens(complete(engine, cases()), in_a_batch)
 
 
 def test_arriving_while_others_run(in_a_batch: list[Completion]) -> None:
     with shared_engine(MODEL, "roomy").drafting(WatchingDrafter()) as engine:
-        requests, queue = [], list(CASES)
+        requests, queue = [], list(cases())
         while queue or not all(request.ended for request in requests):
             if queue:
                 case = queue.pop(0)

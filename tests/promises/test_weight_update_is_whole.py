@@ -19,11 +19,22 @@ from tests.helpers.agreement import same_tokens
 from tests.helpers.drafters import OracleDrafter, WatchingDrafter
 from tests.helpers.engines import complete, new_engine
 from tests.helpers.expectations import expected_cases
+from tests.helpers.random_cases import Case
 from tests.helpers.tiny_models import TinyModel, tiny_model
 
 MODEL = "qwen2"
-CASES = expected_cases(MODEL, 3000, 12).cases
-A, B = tiny_model(MODEL, 0), tiny_model(MODEL, 1)
+
+
+def model_a() -> TinyModel:
+    return tiny_model(MODEL, 0)
+
+
+def model_b() -> TinyModel:
+    return tiny_model(MODEL, 1)
+
+
+def cases() -> list[Case]:
+    return expected_cases(MODEL, 3000, 12).cases
 
 
 def hf_arrays(model: TinyModel) -> dict[str, np.ndarray]:
@@ -33,16 +44,19 @@ def hf_arrays(model: TinyModel) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def fresh() -> dict[str, list[Completion]]:
     """What fresh engines with A's and with B's weights generate."""
-    return {name: complete(new_engine(model, "cramped"), CASES) for name, model in (("A", A), ("B", B))}
+    return {
+        name: complete(new_engine(model, "cramped"), cases())
+        for name, model in (("A", model_a()), ("B", model_b()))
+    }
 
 
 @pytest.fixture
 def engine() -> RolloutEngine:
     """An engine with A's weights, a warm prefix cache and a drafter that remembers."""
     expected = expected_cases(MODEL, 3000, 12)
-    drafter = OracleDrafter(expected.sequences(), A.config.vocab_size, mixed=True)
-    warm = new_engine(A, "cramped", drafter=drafter)
-    complete(warm, CASES)
+    drafter = OracleDrafter(expected.sequences(), model_a().config.vocab_size, mixed=True)
+    warm = new_engine(model_a(), "cramped", drafter=drafter)
+    complete(warm, cases())
     return warm
 
 
@@ -64,14 +78,14 @@ FORMS: dict[str, Callable[[TinyModel], Any]] = {
 def test_a_to_b_equals_a_fresh_engine_with_b_and_back_equals_a(
     form: str, mode: str, engine: RolloutEngine, fresh: dict[str, list[Completion]]
 ) -> None:
-    for version, (name, model) in enumerate((("B", B), ("A", A), ("B", B)), start=1):
+    for version, (name, model) in enumerate((("B", model_b()), ("A", model_a()), ("B", model_b())), start=1):
         report = engine.update_weights(FORMS[form](model), mode=mode)
         assert (report.previous_version, report.version, engine.weight_version) == (
             version - 1,
             version,
             version,
         )
-        completions = complete(engine, CASES)
+        completions = complete(engine, cases())
         assert same_tokens(completions, fresh[name])
         assert all((completion.weight_versions == version).all() for completion in completions)
 
@@ -80,17 +94,18 @@ def test_a_folder_of_safetensors(
     engine: RolloutEngine, fresh: dict[str, list[Completion]], tmp_path: Path
 ) -> None:
     save_file(
-        {name: np.ascontiguousarray(a) for name, a in hf_arrays(B).items()}, tmp_path / "model.safetensors"
+        {name: np.ascontiguousarray(array) for name, array in hf_arrays(model_b()).items()},
+        tmp_path / "model.safetensors",
     )
     engine.update_weights(tmp_path)
-    assert same_tokens(complete(engine, CASES), fresh["B"])
+    assert same_tokens(complete(engine, cases()), fresh["B"])
 
 
 def test_versions_are_counted_or_given(engine: RolloutEngine) -> None:
     assert engine.weight_version == 0
-    assert engine.update_weights(B.params, version=70).version == 70
-    assert engine.update_weights(A.params).version == 71
-    (completion, *_) = complete(engine, CASES[:1])
+    assert engine.update_weights(model_b().params, version=70).version == 70
+    assert engine.update_weights(model_a().params).version == 71
+    (completion, *_) = complete(engine, cases()[:1])
     assert (completion.weight_versions == 71).all()
     assert engine.drafter.versions == [70, 71]  # type: ignore[union-attr]
 
@@ -107,7 +122,7 @@ Q, UP, NORM = (
 
 
 def poisoned(value: float) -> dict[str, Any]:
-    arrays = hf_arrays(B)
+    arrays = hf_arrays(model_b())
     arrays[UP][3, 2] = value
     arrays[NORM][0] = value
     return arrays
@@ -115,32 +130,39 @@ def poisoned(value: float) -> dict[str, Any]:
 
 # What is sent, and the words that the error must hold: every fault by its name.
 BAD_UPDATES: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "missing": (lambda: without(hf_arrays(B), Q, NORM), ["missing", "layers.0.self_attn.q_proj", "norm"]),
+    "missing": (
+        lambda: without(hf_arrays(model_b()), Q, NORM),
+        ["missing", "layers.0.self_attn.q_proj", "norm"],
+    ),
     "unknown": (
-        lambda: {**hf_arrays(B), "model.layers.9.mlp.up_proj.weight": np.zeros((2, 2)), "foo": np.zeros(3)},
+        lambda: {
+            **hf_arrays(model_b()),
+            "model.layers.9.mlp.up_proj.weight": np.zeros((2, 2)),
+            "foo": np.zeros(3),
+        },
         ["unknown", "model.layers.9.mlp.up_proj.weight", "foo"],
     ),
     "wrong shape": (
-        lambda: {**hf_arrays(B), UP: hf_arrays(B)[UP].T, NORM: np.ones(17, np.float32)},
+        lambda: {**hf_arrays(model_b()), UP: hf_arrays(model_b())[UP].T, NORM: np.ones(17, np.float32)},
         ["shape", UP, "(16, 32)", "(32, 16)", NORM, "(17,)", "(16,)"],
     ),
     "wrong dtype": (
-        lambda: {**hf_arrays(B), UP: hf_arrays(B)[UP].astype(np.int32)},
+        lambda: {**hf_arrays(model_b()), UP: hf_arrays(model_b())[UP].astype(np.int32)},
         ["dtype", UP, "int32", "float32"],
     ),
     "everything at once": (
-        lambda: {**without(hf_arrays(B), Q), "foo": np.zeros(3), NORM: np.ones(17, np.float32)},
+        lambda: {**without(hf_arrays(model_b()), Q), "foo": np.zeros(3), NORM: np.ones(17, np.float32)},
         ["missing", "layers.0.self_attn.q_proj", "foo", "(17,)"],
     ),
     "pytree without a layer": (
-        lambda: {**B.params, "layers": {}},
+        lambda: {**model_b().params, "layers": {}},
         ["missing", "layers.0.self_attn.q_proj", "layers.0.mlp.up_proj"],
     ),
     "pytree with a wrong leaf": (
-        lambda: {**B.params, "norm": {"scale": jnp.ones(5), "bias": jnp.ones(16)}},
+        lambda: {**model_b().params, "norm": {"scale": jnp.ones(5), "bias": jnp.ones(16)}},
         ["norm.scale", "(5,)", "norm.bias"],
     ),
-    "same name twice": (lambda: [*hf_arrays(B).items(), (Q, hf_arrays(B)[Q])], [Q, "twice"]),
+    "same name twice": (lambda: [*hf_arrays(model_b()).items(), (Q, hf_arrays(model_b())[Q])], [Q, "twice"]),
     "not a number": (lambda: poisoned(np.nan), [UP, NORM]),
     "infinite": (lambda: poisoned(-np.inf), [UP, NORM]),
     "nothing at all": (lambda: {}, ["missing", "embed_tokens"]),
@@ -169,11 +191,11 @@ def test_a_bad_update_changes_nothing_and_lists_every_fault(
     assert not running.ended, "requests must go on as if nothing had been tried"
     while not running.ended:
         engine.step()
-    alone = new_engine(A, "cramped").generate([[1, 2, 3]], sampling)[0].completions
+    alone = new_engine(model_a(), "cramped").generate([[1, 2, 3]], sampling)[0].completions
     assert same_tokens(running.completions, alone)
-    assert same_tokens(complete(engine, CASES), fresh["A"])
-    engine.update_weights(B.params)
-    assert same_tokens(complete(engine, CASES), fresh["B"])
+    assert same_tokens(complete(engine, cases()), fresh["A"])
+    engine.update_weights(model_b().params)
+    assert same_tokens(complete(engine, cases()), fresh["B"])
 
 
 def test_errors_are_both_ours_and_the_built_in(engine: RolloutEngine) -> None:
@@ -183,54 +205,56 @@ def test_errors_are_both_ours_and_the_built_in(engine: RolloutEngine) -> None:
 
 
 def test_leaving_some_weights_out_on_purpose(engine: RolloutEngine) -> None:
-    report = engine.update_weights({NORM: hf_arrays(B)[NORM], Q: hf_arrays(B)[Q]}, strict=False)
+    report = engine.update_weights(
+        {NORM: hf_arrays(model_b())[NORM], Q: hf_arrays(model_b())[Q]}, strict=False
+    )
     assert report.version == 1
-    mixed = hf_arrays(A) | {NORM: hf_arrays(B)[NORM], Q: hf_arrays(B)[Q]}
-    for name, array in to_hf(A.config, engine.params):
+    mixed = hf_arrays(model_a()) | {NORM: hf_arrays(model_b())[NORM], Q: hf_arrays(model_b())[Q]}
+    for name, array in to_hf(model_a().config, engine.params):
         np.testing.assert_array_equal(array, mixed[name])
     with pytest.raises(WeightUpdateError, match="foo"):
-        engine.update_weights({NORM: hf_arrays(B)[NORM], "foo": np.zeros(2)}, strict=False)
+        engine.update_weights({NORM: hf_arrays(model_b())[NORM], "foo": np.zeros(2)}, strict=False)
     assert engine.weight_version == 1
 
 
 def test_what_the_sender_does_to_its_arrays_afterwards_is_not_seen(
     engine: RolloutEngine, fresh: dict[str, list[Completion]]
 ) -> None:
-    arrays = hf_arrays(B)
+    arrays = hf_arrays(model_b())
     engine.update_weights(arrays)
     for array in arrays.values():
         array[...] = 0
-    assert same_tokens(complete(engine, CASES), fresh["B"])
-    tree = jax.tree.map(lambda leaf: np.array(leaf), A.params)
+    assert same_tokens(complete(engine, cases()), fresh["B"])
+    tree = jax.tree.map(lambda leaf: np.array(leaf), model_a().params)
     engine.update_weights(tree)
     for leaf in jax.tree.leaves(tree):
         leaf[...] = 0
-    assert same_tokens(complete(engine, CASES), fresh["A"])
-    donated = jax.tree.map(jnp.copy, B.params)
+    assert same_tokens(complete(engine, cases()), fresh["A"])
+    donated = jax.tree.map(jnp.copy, model_b().params)
     engine.update_weights(donated)
     for leaf in jax.tree.leaves(donated):
         leaf.delete()
-    assert same_tokens(complete(engine, CASES), fresh["B"])
+    assert same_tokens(complete(engine, cases()), fresh["B"])
 
 
 def test_weights_that_were_not_numbers_leave_no_trace(
     engine: RolloutEngine, fresh: dict[str, list[Completion]]
 ) -> None:
     """Unless asked, NaN is taken; keys and values computed with it must not reach what runs afterwards."""
-    engine.update_weights(jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), A.params))
-    complete(engine, CASES)
-    engine.update_weights(A.params)
-    assert same_tokens(complete(engine, CASES), fresh["A"])
+    engine.update_weights(jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), model_a().params))
+    complete(engine, cases())
+    engine.update_weights(model_a().params)
+    assert same_tokens(complete(engine, cases()), fresh["A"])
 
 
 def test_drain_finishes_what_runs_on_the_old_weights_even_if_pages_run_out() -> None:
-    engine = new_engine(A, "cramped", drafter=WatchingDrafter())
+    engine = new_engine(model_a(), "cramped", drafter=WatchingDrafter())
     sampling = SamplingParams(max_tokens=40, ignore_eos=True, seed=1)
     requests = [engine.submit(list(range(first, first + 12)), sampling) for first in range(4)]
     while sum(request.status == "running" for request in requests) < 2:
         engine.step()
     running = [request for request in requests if request.status == "running"]
-    engine.update_weights(B.params, mode="drain")
+    engine.update_weights(model_b().params, mode="drain")
     assert engine.stats().preemptions > 0, "the test must run out of pages"
     for request in running:
         assert request.ended
@@ -242,12 +266,12 @@ def test_drain_finishes_what_runs_on_the_old_weights_even_if_pages_run_out() -> 
 
 
 def test_interrupt_ends_what_runs_with_what_it_has_and_the_rest_runs_on_new_weights() -> None:
-    engine = new_engine(A, "cramped")
+    engine = new_engine(model_a(), "cramped")
     sampling = SamplingParams(max_tokens=25, ignore_eos=True, seed=1)
     requests = [engine.submit([1, 2, first], sampling) for first in range(6)]
     for _ in range(5):
         engine.step()
-    report = engine.update_weights(B.params, mode="interrupt")
+    report = engine.update_weights(model_b().params, mode="interrupt")
     interrupted = [request for request in requests if request.ended]
     assert 0 < len(interrupted) < 6
     assert set(report.ended) == {request.request_id for request in interrupted}
@@ -256,7 +280,7 @@ def test_interrupt_ends_what_runs_with_what_it_has_and_the_rest_runs_on_new_weig
         handed_out += engine.step()
     handed_out += engine.step()
     assert sorted(r.request_id for r in handed_out) == sorted(r.request_id for r in requests)
-    uninterrupted = new_engine(A, "cramped")
+    uninterrupted = new_engine(model_a(), "cramped")
     for request in interrupted:
         (partial,) = request.completions
         assert partial.finish_reason == "abort"
@@ -270,7 +294,7 @@ def test_interrupt_ends_what_runs_with_what_it_has_and_the_rest_runs_on_new_weig
 
 def test_unknown_modes_and_versions_are_refused(engine: RolloutEngine) -> None:
     with pytest.raises(ValueError, match="mode"):
-        engine.update_weights(B.params, mode="sometime")  # type: ignore[arg-type]
+        engine.update_weights(model_b().params, mode="sometime")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="version"):
-        engine.update_weights(B.params, version="new")  # type: ignore[arg-type]
+        engine.update_weights(model_b().params, version="new")  # type: ignore[arg-type]
     assert engine.weight_version == 0
