@@ -280,7 +280,9 @@ def test_a_part_of_a_pytree_may_be_sent_too() -> None:
     assert_equal(found.params["layers"][0], OLD.params["layers"][0])
 
 
-@pytest.mark.parametrize("weights", [{}, [], iter(()), {"layers": {}}], ids=lambda weights: type(weights).__name__)
+@pytest.mark.parametrize(
+    "weights", [{}, [], iter(()), {"layers": {}}], ids=lambda weights: type(weights).__name__
+)
 def test_nothing_at_all_is_refused_also_then(weights: Any) -> None:
     assert "no weights at all" in refused(weights, strict=False)
 
