@@ -1,12 +1,9 @@
-"""The engine's verbs: what they take, in which state, and what they hand out to whom.
-
-tests/promises says that tokens are right and that nothing is lost; here is the rest of the API.
+"""What the engine's verbs take and return. Streams and states have files of their own, and tests/promises
+says that tokens are right and that nothing is lost.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from rollout_spec import Completion, DraftConfig, EngineConfig, RolloutEngine, RolloutError, SamplingParams
+from rollout_spec import DraftConfig, EngineConfig, RolloutEngine, RolloutError
 from rollout_spec.errors import (
     ConfigError,
-    EngineStateError,
     ModelLoadError,
     PromptError,
-    RequestFailedError,
     UnknownRequestError,
 )
-from rollout_spec.requests import Request
 from tests.helpers.drafters import WatchingDrafter
 from tests.helpers.engines import SHAPES, new_engine
-from tests.helpers.tiny_models import tiny_model
 from tests.helpers.tiny_tokenizer import tiny_tokenizer
-
-MODEL, SHAPE = tiny_model("llama"), "cramped"
-FOREVER = 30
-
-
-def sampling(tokens: int = 5, **values: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": tokens, "ignore_eos": True, "seed": 1, **values})
-
-
-@pytest.fixture
-def engine() -> Iterator[RolloutEngine]:
-    """An engine that fails the test instead of stepping for ever with nothing to compute."""
-    made = new_engine(MODEL, SHAPE)
-    advance, idle = made._core.advance, 0
-
-    def counted(**keywords: Any) -> None:
-        nonlocal idle
-        idle = 0 if made._core.scheduler.has_work else idle + 1
-        assert idle < FOREVER, "the engine would step for ever"
-        advance(**keywords)
-
-    made._core.advance = counted  # type: ignore[method-assign]
-    yield made
-    made.close()
-
-
-def run(engine: RolloutEngine, *requests: Request) -> list[Request]:
-    """Steps until they have ended; returns whatever `step` handed out."""
-    handed_out: list[Request] = []
-    while not all(request.ended for request in requests):
-        handed_out += engine.step()
-    return [*handed_out, *engine.step()]
-
-
-def tokens_of(completion: Completion) -> list[int]:
-    return [int(token) for token in completion.token_ids]
-
+from tests.rollout_spec.watched_engine import MODEL, SHAPE, run, sampling, tokens_of
 
 # Making an engine
 
@@ -236,214 +193,6 @@ def test_samples_that_had_ended_keep_their_reason_when_the_rest_is_aborted(engin
         engine.step()
     engine.abort([request.request_id])
     assert {completion.finish_reason for completion in request.completions} == {"stop", "abort"}
-
-
-# Streams
-
-
-def test_a_stream_is_in_the_order_in_which_prompts_end(engine: RolloutEngine) -> None:
-    lengths = [9, 3, 6, 1]
-    outputs = list(engine.stream([[first] for first in range(4)], [sampling(length) for length in lengths]))
-    assert [output.index for output in outputs] == [3, 1, 2, 0]
-    assert [len(output.completions[0].token_ids) for output in outputs] == [1, 3, 6, 9]
-
-
-def test_a_stream_checks_its_prompts_when_called(engine: RolloutEngine) -> None:
-    with pytest.raises(PromptError):
-        engine.stream([[1], []])
-    engine.pause()
-    with pytest.raises(EngineStateError):
-        engine.stream([[1]])
-
-
-@pytest.mark.parametrize("yielded", [0, 1, 2])
-def test_closing_a_stream_early_aborts_its_own_and_no_others(yielded: int, engine: RolloutEngine) -> None:
-    other = engine.submit([9], sampling(12), request_id="other")
-    stream = engine.stream([[first] for first in range(3)], [sampling(length) for length in (2, 4, 30)])
-    for _ in range(yielded):
-        next(stream)
-    stream.close()  # type: ignore[attr-defined]
-    stats = engine.stats()
-    assert stats.running + stats.waiting == (0 if other.ended else 1)
-    assert [request.request_id for request in run(engine, other)] == ["other"]
-    assert len(other.completions[0].token_ids) == 12
-    assert engine.stats().pages_held == 0
-
-
-def test_a_stream_that_is_dropped_without_a_step_leaves_nothing(engine: RolloutEngine) -> None:
-    stream = engine.stream([[1], [2]], sampling())
-    del stream
-    assert engine.stats().waiting == engine.stats().running == 0
-
-
-def test_requests_of_others_that_end_during_a_stream_are_handed_out_once(engine: RolloutEngine) -> None:
-    others = [engine.submit([first], sampling(2 + first)) for first in range(2)]
-    outputs = list(engine.stream([[7], [8]], sampling(6)))
-    assert len(outputs) == 2
-    assert all(other.ended for other in others)
-    assert {request.request_id for request in engine.step()} == {other.request_id for other in others}
-    assert engine.step() == []
-
-
-def test_stepping_by_hand_inside_a_stream(engine: RolloutEngine) -> None:
-    """`step` may hand the stream's requests out, and the stream must not wait for them then."""
-    other = engine.submit([9], sampling(3))
-    handed_out, indices = [], []
-    for output in engine.stream([[first] for first in range(3)], [sampling(n) for n in (1, 3, 5)]):
-        indices.append(output.index)
-        for _ in range(10):
-            handed_out += engine.step()
-    assert sorted(indices) == [0, 1, 2]
-    assert other in [*handed_out, *engine.step()]
-
-
-def test_generating_and_scoring_inside_a_stream(engine: RolloutEngine) -> None:
-    indices = []
-    for output in engine.stream([[first] for first in range(3)], [sampling(n) for n in (1, 3, 5)]):
-        indices.append(output.index)
-        (inner,) = engine.generate([[20, 21]], sampling(9))
-        assert len(inner.completions[0].token_ids) == 9
-        (scores,) = engine.score([[20, 21]], inner.completions)
-        np.testing.assert_allclose(scores, inner.completions[0].logprobs, atol=2e-4)
-    assert sorted(indices) == [0, 1, 2]
-
-
-def test_two_streams_side_by_side(engine: RolloutEngine) -> None:
-    """What ends while the other is stepped is not lost: each yields all of its own."""
-    first = engine.stream([[1], [2]], [sampling(n) for n in (4, 9)])
-    second = engine.stream([[4], [5]], [sampling(n) for n in (1, 2)])
-    pairs = list(zip(first, second, strict=True))
-    assert [output.index for output, _ in pairs] == [0, 1]
-    assert [output.index for _, output in pairs] == [0, 1]
-
-
-def test_a_stream_hands_on_what_failed(engine: RolloutEngine) -> None:
-    stream = engine.stream([[1], [2]], [sampling(2), sampling(20)])
-    next(stream)
-
-    def broken(*_: Any) -> None:
-        raise ZeroDivisionError("broken")
-
-    engine._core.executor.run = broken  # type: ignore[assignment, method-assign]
-    with pytest.raises(RequestFailedError, match="broken"):
-        next(stream)
-    assert engine.stats().running == 0
-
-
-# States
-
-
-def history(engine: RolloutEngine) -> None:
-    engine.save_history("nowhere")
-
-
-VERBS: dict[str, Callable[[RolloutEngine], Any]] = {
-    "generate": lambda engine: engine.generate([[1]], sampling(1)),
-    "stream": lambda engine: list(engine.stream([[1]], sampling(1))),
-    "score": lambda engine: engine.score([[1]], [[2]]),
-    "warm_up": lambda engine: engine.warm_up(),
-    "step": lambda engine: engine.step(),
-    "update_weights": lambda engine: engine.update_weights(MODEL.params),
-    "submit": lambda engine: engine.submit([1], sampling(1)),
-    "abort": lambda engine: engine.abort(),
-    "pause": lambda engine: engine.pause(),
-    "resume": lambda engine: engine.resume(),
-    "sleep": lambda engine: engine.sleep(),
-    "wake_up": lambda engine: engine.wake_up(),
-}
-REFUSED = {
-    "paused": ("resume", ["generate", "stream", "score", "warm_up"]),
-    "asleep": ("wake_up", ["generate", "stream", "score", "warm_up", "step", "update_weights"]),
-    "closed": ("closed", list(VERBS)),
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("state", REFUSED)
-def test_what_each_state_refuses_and_what_it_does_not(state: str, verb: str, engine: RolloutEngine) -> None:
-    {"paused": engine.pause, "asleep": engine.sleep, "closed": engine.close}[state]()
-    word, refused = REFUSED[state]
-    if verb in refused:
-        with pytest.raises(RuntimeError, match=word) as raised:
-            VERBS[verb](engine)
-        assert isinstance(raised.value, EngineStateError)
-    else:
-        VERBS[verb](engine)
-
-
-def test_pausing_keeps_requests_where_they_are(engine: RolloutEngine) -> None:
-    (expected,) = engine.generate([[1, 2]], sampling(12))
-    request = engine.submit([1, 2], sampling(12))
-    engine.step()
-    engine.step()
-    engine.pause()
-    engine.pause()
-    late = engine.submit([3], sampling(2))
-    held = engine.stats().pages_held
-    assert [engine.step() for _ in range(5)] == [[]] * 5
-    assert engine.stats().pages_held == held > 0
-    engine.resume()
-    run(engine, request, late)
-    assert tokens_of(request.completions[0]) == tokens_of(expected.completions[0])
-    assert engine.stats().preemptions == 0
-
-
-def test_aborts_while_paused_or_asleep_are_handed_out(engine: RolloutEngine) -> None:
-    request, other = engine.submit([1, 2], sampling(12)), engine.submit([3], sampling(12))
-    engine.step()
-    engine.pause()
-    engine.abort([request.request_id])
-    assert engine.step() == [request]
-    engine.sleep()
-    engine.abort([other.request_id])
-    engine.wake_up()
-    assert engine.step() == [other]
-    assert engine.stats().pages_held == 0
-
-
-def test_requests_submitted_while_asleep_run_afterwards(engine: RolloutEngine) -> None:
-    (expected,) = engine.generate([[1, 2]], sampling(6))
-    engine.sleep()
-    request = engine.submit([1, 2], sampling(6))
-    engine.wake_up()
-    run(engine, request)
-    assert tokens_of(request.completions[0]) == tokens_of(expected.completions[0])
-
-
-def test_sleeping_moves_weights_to_the_host_and_back(engine: RolloutEngine) -> None:
-    engine.sleep()
-    engine.sleep()
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(engine.params))
-    engine.wake_up()
-    engine.wake_up()
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(engine.params))
-    jax.tree.map(np.testing.assert_array_equal, engine.params, MODEL.params)
-
-
-def test_an_engine_sleeps_paused_and_wakes_up_paused(engine: RolloutEngine) -> None:
-    engine.pause()
-    engine.sleep()
-    engine.wake_up()
-    with pytest.raises(EngineStateError, match="resume"):
-        engine.generate([[1]])
-    engine.resume()
-    engine.generate([[1]], sampling(1))
-
-
-def test_with_closes_also_after_an_error() -> None:
-    made = new_engine(MODEL, SHAPE)
-    with contextlib.suppress(ZeroDivisionError), made:
-        request = made.submit([1], sampling(20))
-        raise ZeroDivisionError
-    assert isinstance(request.error, EngineStateError)
-    with pytest.raises(EngineStateError, match="closed"):
-        made.step()
-
-
-def test_history_needs_a_drafter(engine: RolloutEngine, tmp_path: Path) -> None:
-    for call in (engine.save_history, engine.load_history):
-        with pytest.raises(EngineStateError, match="drafting is off"):
-            call(tmp_path / "history")
 
 
 # Resuming
