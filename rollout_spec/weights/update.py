@@ -121,8 +121,7 @@ def _entries(config: ModelConfig, weights: Any, faults: list[str]) -> Iterator[t
     if isinstance(weights, str | os.PathLike):
         weights = _folder(Path(weights))
     if isinstance(weights, Mapping) and any(isinstance(value, Mapping) for value in weights.values()):
-        for keys, leaf in jax.tree_util.tree_flatten_with_path(dict(weights))[0]:
-            key = _key(keys)
+        for key, leaf in _leaves(weights):
             yield ".".join(key), key, leaf, False
         return
     pairs = weights.items() if isinstance(weights, Mapping) else weights
@@ -138,9 +137,20 @@ def _entries(config: ModelConfig, weights: Any, faults: list[str]) -> Iterator[t
         except (TypeError, ValueError):
             faults.append(f"not a (name, array) pair: {type(pair).__name__}")
             return
-        if not names.is_ignored(config, name):
+        if not isinstance(name, str):
+            faults.append(f"not a name: {name!r}")
+        elif not names.is_ignored(config, name):
             path = paths.get(name)
-            yield str(name), _key(path) if path is not None else (str(name),), array, True
+            yield name, _key(path) if path is not None else (name,), array, True
+
+
+def _leaves(tree: Any, path: _Key = ()) -> Iterator[tuple[_Key, Any]]:
+    """Leaves of nested mappings and lists. jax's own flattening refuses keys it can't sort, like 0 and "1"."""
+    if isinstance(tree, Mapping | list | tuple):
+        for key, branch in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from _leaves(branch, (*path, str(key)))
+    else:
+        yield path, tree
 
 
 def _folder(path: Path) -> Iterator[tuple[str, Any]]:
@@ -159,7 +169,11 @@ def _checked(
 ) -> jax.Array | None:
     """A copy of `array` in `old`'s layout and dtype, or None with the faults noted."""
     if not isinstance(array, np.ndarray | jax.Array):
-        array = np.asarray(array)
+        try:
+            array = np.asarray(array)
+        except (TypeError, ValueError) as error:
+            faults.append(f"not an array: {shown}: {error}")
+            return None
     transposed = hf_layout and len(old.shape) == 2 and not shown.endswith("embed_tokens.weight")
     expected = old.shape[::-1] if transposed else old.shape
     wrong = []
