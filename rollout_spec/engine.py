@@ -115,7 +115,7 @@ class RolloutEngine:
         sampling: SamplingParams | SequenceOf[SamplingParams] = _DEFAULT_SAMPLING,
         *,
         group_ids: SequenceOf[Hashable] | None = None,
-        continue_from: SequenceOf[Completion | None] | None = None,
+        continue_from: Completion | SequenceOf[Completion | None] | None = None,
         progress: bool = False,
     ) -> list[RolloutOutput]:
         """Completions of all prompts, in their order.
@@ -124,8 +124,8 @@ class RolloutEngine:
             prompts: texts, token id sequences or chat message lists.
             sampling: one for all, or one a prompt.
             group_ids: prompts with equal ids share draft history; by default equal prompts do.
-            continue_from: partial completions to resume, one a prompt or None for a fresh start; `max_tokens`
-                counts their tokens.
+            continue_from: partial completions to resume, one a prompt or None for a fresh start (for a single
+                prompt, also the completion itself); `max_tokens` counts their tokens.
             progress: show a progress bar.
 
         Raises:
@@ -146,7 +146,7 @@ class RolloutEngine:
         sampling: SamplingParams | SequenceOf[SamplingParams] = _DEFAULT_SAMPLING,
         *,
         group_ids: SequenceOf[Hashable] | None = None,
-        continue_from: SequenceOf[Completion | None] | None = None,
+        continue_from: Completion | SequenceOf[Completion | None] | None = None,
         progress: bool = False,
     ) -> Iterator[RolloutOutput]:
         """As `generate`, but yields each output as its prompt ends; `RolloutOutput.index` is its place.
@@ -355,7 +355,7 @@ class RolloutEngine:
         prompts: SequenceOf[Prompt],
         sampling: SamplingParams | SequenceOf[SamplingParams],
         group_ids: SequenceOf[Hashable] | None,
-        continue_from: SequenceOf[Completion | None] | None,
+        continue_from: Completion | SequenceOf[Completion | None] | None,
     ) -> list[Request]:
         """Requests for all prompts, nothing queued yet."""
         self._check_running()
