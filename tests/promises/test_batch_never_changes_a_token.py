@@ -140,9 +140,9 @@ def test_after_abort_and_continue_from_at_any_moment() -> None:
 
 
 def test_continuing_what_has_ended_changes_nothing() -> None:
-    cases = expected_cases("llama", 1002, 40).cases
+    cases = expected_cases(MODEL, 1002, 40).cases
     single = [replace(case, sampling={**case.sampling, "n": 1}) for case in cases]
-    with shared_engine("llama", "cramped").drafting(WatchingDrafter()) as engine:
+    with shared_engine(MODEL, "cramped").drafting(WatchingDrafter()) as engine:
         whole = complete(engine, single)
         again = complete(engine, single, continue_from=whole)
     assert same_tokens(again, whole)

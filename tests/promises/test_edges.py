@@ -11,7 +11,7 @@ from rollout_spec import DraftConfig, EngineConfig, RolloutEngine, SamplingParam
 from rollout_spec.errors import CapacityError, ConfigError, PromptError, RolloutError
 from tests.helpers.agreement import assert_agree, same_tokens
 from tests.helpers.drafters import OracleDrafter, WatchingDrafter
-from tests.helpers.engines import complete, new_engine, shared_engine, tokenizer_of
+from tests.helpers.engines import complete, new_engine, shared_engine
 from tests.helpers.expectations import expect
 from tests.helpers.random_cases import Case, random_tokens
 from tests.helpers.tiny_models import tiny_model
@@ -278,12 +278,13 @@ def test_outputs_name_their_prompt_and_group(engine: RolloutEngine) -> None:
 
 
 def test_a_cache_too_small_for_a_request_is_refused_by_name() -> None:
-    model = tiny_model(MODEL)
-    engine = new_engine(model, "cramped", kv_pages=5)
-    with pytest.raises(CapacityError, match="kv_pages"):
-        engine.submit([1] * 10, SamplingParams(max_tokens=11))
-    cases = [Case([1] * 10, {"max_tokens": 10, "seed": 0, "ignore_eos": True})] * 2
-    assert_agree(complete(engine, cases), expect(model, cases, tokenizer_of(model)).completions)
+    """28 pages of 4 tokens, where the model would take 128."""
+    shared = shared_engine("llama-tied", "cramped")
+    cases = [Case([1] * 10, {"max_tokens": 102, "seed": 0, "ignore_eos": True})] * 2
+    with shared.drafting(WatchingDrafter()) as engine:
+        with pytest.raises(CapacityError, match="kv_pages"):
+            engine.submit([1] * 10, SamplingParams(max_tokens=103))
+        assert_agree(complete(engine, cases), expect(shared.model, cases, shared.tokenizer).completions)
 
 
 @pytest.mark.parametrize("max_nodes", [0, 1, 31, 32, 33, 62, 63])

@@ -13,20 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_spec import RolloutEngine, SamplingParams
+from rollout_spec import RolloutEngine, RolloutOutput, SamplingParams
 from rollout_spec.draft import DraftConfig, Drafter, TrieDrafter
 from rollout_spec.models import ModelConfig
 from rollout_spec.weights.names import to_hf
 from tests.helpers.chi_square import LEAST_P_VALUE, chi_square_p_value
 from tests.helpers.drafters import AdversarialDrafter, OracleDrafter
-from tests.helpers.engines import SwitchedDrafter, new_engine
+from tests.helpers.engines import SwitchedDrafter, new_engine, shared_engine, undrafted_engine
 from tests.helpers.plain_model import PlainModel
 from tests.helpers.plain_sampler import PlainSampling, filtered_logits, log_softmax, penalise
 from tests.helpers.tiny_models import TinyModel, random_params, tiny_model
 
-DRAWS = 2000
+DRAWS = 2000  # of a drafted run; an undrafted one takes twice as many
 LENGTH = 3
 PROMPT = [1, 4, 2]
+
+Joint = dict[tuple[int, ...], float]
+"""Probability of each sequence of the first tokens."""
 
 
 @functools.cache
@@ -47,10 +50,10 @@ def dice() -> TinyModel:
     return TinyModel(config, params, PlainModel(config, to_hf(config, params), config.max_length))
 
 
-def exact_joint(model: TinyModel, sampling: dict[str, Any]) -> dict[tuple[int, ...], float]:
+def exact_joint(model: TinyModel, sampling: dict[str, Any]) -> Joint:
     """Probability of every possible sequence of the first LENGTH tokens."""
     numbers = PlainSampling(**sampling)
-    joint: dict[tuple[int, ...], float] = {(): 1.0}
+    joint: Joint = {(): 1.0}
     for _ in range(LENGTH):
         longer = {}
         for output, probability in joint.items():
@@ -63,22 +66,24 @@ def exact_joint(model: TinyModel, sampling: dict[str, Any]) -> dict[tuple[int, .
 
 
 @functools.cache
-def engine_of(name: str) -> tuple[RolloutEngine, SwitchedDrafter]:
-    model = dice() if name == "dice" else tiny_model(name)
+def dice_engine() -> tuple[RolloutEngine, SwitchedDrafter]:
     drafter = SwitchedDrafter()
-    return new_engine(model, "roomy", drafter=drafter, max_seqs=4, max_batch_tokens=64), drafter
+    return new_engine(dice(), "roomy", drafter=drafter, max_seqs=4, max_batch_tokens=64), drafter
 
 
 @functools.cache
-def undrafted_engine_of(name: str) -> RolloutEngine:
-    model = dice() if name == "dice" else tiny_model(name)
-    return new_engine(model, "roomy", max_seqs=64, max_batch_tokens=64)
+def undrafted_dice_engine() -> RolloutEngine:
+    return new_engine(dice(), "roomy", max_seqs=64, max_batch_tokens=64)
 
 
-def p_value(engine: RolloutEngine, sampling: dict[str, Any], joint: dict[tuple[int, ...], float]) -> float:
-    params = SamplingParams(**sampling, max_tokens=LENGTH, n=DRAWS, seed=20, ignore_eos=True)
-    (output,) = engine.generate([PROMPT], params)
-    drawn = [tuple(completion.token_ids.tolist()) for completion in output.completions]
+def p_value(engine: RolloutEngine, sampling: dict[str, Any], joint: Joint, draws: int, seed: int) -> float:
+    """Of `draws` samples of one request, whose seeds are derived from the request's."""
+    params = SamplingParams(**sampling, max_tokens=LENGTH, n=draws, seed=seed, ignore_eos=True)
+    return p_value_of(engine.generate([PROMPT], params), joint)
+
+
+def p_value_of(outputs: list[RolloutOutput], joint: Joint) -> float:
+    drawn = [tuple(completion.token_ids.tolist()) for output in outputs for completion in output.completions]
     impossible = [tokens for tokens in drawn if tokens not in joint]
     assert impossible == []
     cells = {tokens: number for number, tokens in enumerate(joint)}
@@ -99,7 +104,14 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_undrafted(sampling: dict[str, Any]) -> None:
-    assert p_value(undrafted_engine_of("dice"), sampling, exact_joint(dice(), sampling)) > LEAST_P_VALUE
+    joint = exact_joint(dice(), sampling)
+    assert p_value(undrafted_dice_engine(), sampling, joint, 2 * DRAWS, seed=20) > LEAST_P_VALUE
+
+
+def test_requests_with_consecutive_seeds() -> None:
+    samplings = [SamplingParams(max_tokens=LENGTH, seed=seed) for seed in range(2 * DRAWS)]
+    outputs = undrafted_dice_engine().generate([PROMPT] * len(samplings), samplings)
+    assert p_value_of(outputs, exact_joint(dice(), {})) > LEAST_P_VALUE
 
 
 @pytest.mark.parametrize(
@@ -117,10 +129,10 @@ def test_drafted(drafted: str, sampling: dict[str, Any]) -> None:
         "nonsense": AdversarialDrafter(6, seed=1),
         "history": TrieDrafter(DraftConfig(capacity_tokens=10_000)),
     }
-    engine, drafter = engine_of("dice")
+    engine, drafter = dice_engine()
     drafter.inner = drafters[drafted]
     accepted_before = engine.stats().accepted
-    assert p_value(engine, sampling, joint) > LEAST_P_VALUE
+    assert p_value(engine, sampling, joint, DRAWS, seed=21) > LEAST_P_VALUE
     assert engine.stats().accepted - accepted_before > DRAWS / 5, "the test must exercise acceptance"
 
 
@@ -131,14 +143,19 @@ def test_over_several_blocks_of_a_vocabulary(drafted: bool) -> None:
     sampling = {"temperature": 2.5, "top_k": 6}
     joint = exact_joint(model, sampling)
     assert {token // 256 for tokens in joint for token in tokens} == {0, 1, 2}
-    engine, drafter = engine_of("llama-tied")
-    drafter.inner = OracleDrafter([[*PROMPT, *tokens] for tokens in joint], 600)
-    assert p_value(engine if drafted else undrafted_engine_of("llama-tied"), sampling, joint) > LEAST_P_VALUE
+    if drafted:
+        drafter = OracleDrafter([[*PROMPT, *tokens] for tokens in joint], 600)
+        with shared_engine("llama-tied", "cramped").drafting(drafter) as engine:
+            assert p_value(engine, sampling, joint, DRAWS, seed=22) > LEAST_P_VALUE
+    else:
+        engine = undrafted_engine("llama-tied", "cramped")
+        assert p_value(engine, sampling, joint, DRAWS, seed=23) > LEAST_P_VALUE
 
 
 def test_the_test_would_notice_a_slightly_wrong_distribution() -> None:
     right, wrong = {"temperature": 1.0}, {"temperature": 1.15}
-    assert p_value(undrafted_engine_of("dice"), wrong, exact_joint(dice(), right)) < LEAST_P_VALUE
+    joint = exact_joint(dice(), right)
+    assert p_value(undrafted_dice_engine(), wrong, joint, DRAWS, seed=24) < LEAST_P_VALUE
 
 
 def test_every_sequence_is_enumerated() -> None:
