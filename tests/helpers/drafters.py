@@ -67,7 +67,6 @@ class WatchingDrafter:
         self.contexts: dict[Hashable, list[int]] = {}
         self.ended: list[list[int]] = []  # the contexts of finished requests, in the order they ended
         self.versions: list[int] = []
-        self.drafted_nodes = 0
 
     def start(self, request_id: Hashable, prompt: TokenSequence, group_id: Hashable = None) -> None:
         self.contexts[request_id] = [int(token) for token in prompt]
@@ -85,7 +84,6 @@ class WatchingDrafter:
             )
             assert 0 <= budget <= MAX_NODES
             trees.append(self.tree(self.contexts[request_id], int(budget)))
-            self.drafted_nodes += len(trees[-1])
         return trees
 
     def finish(self, request_id: Hashable) -> None:

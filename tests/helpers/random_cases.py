@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from rollout_spec.models import ModelConfig
-from tests.helpers.plain_noise import derive_seed
 
 
 @dataclass(frozen=True)
@@ -17,11 +16,6 @@ class Case:
 
     prompt: list[int]
     sampling: dict[str, Any]
-
-    @property
-    def seeds(self) -> list[int]:
-        """Seeds of the request's samples, in order."""
-        return [derive_seed(self.sampling["seed"], sample) for sample in range(self.sampling.get("n", 1))]
 
 
 def random_tokens(rng: np.random.Generator, config: ModelConfig, length: int) -> list[int]:

@@ -15,7 +15,7 @@ from rollout_spec.kernels.sampling import (
     SequenceSampling,
 )
 
-from rollout_spec.tree import ROOT, DraftTree
+from rollout_spec.tree import DraftTree
 from tests.helpers.plain_sampler import Float64Array, PlainDraw, PlainSampling, draw
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -82,7 +82,6 @@ def kernel_inputs(
         parents += [-1, *(root + 1 + parent for parent in sequence.tree.parents.tolist())]
         owners += [index] * (len(sequence.tree) + 1)
         positions += [len(sequence.prompt) + len(output) for output in sequence.outputs]
-    assert all(parent >= ROOT for parent in parents)
 
     samplings = [sequence.sampling for sequence in sequences]
     seeds = [(sequence.seed & 0xFFFFFFFF, sequence.seed >> 32) for sequence in sequences]

@@ -214,11 +214,11 @@ def test_all_values_out_of_range_are_listed() -> None:
 
 def test_numpy_numbers_are_numbers() -> None:
     sampling = SamplingParams(
-        temperature=np.float32(0.5),  # type: ignore[arg-type]
-        top_k=np.int64(3),  # type: ignore[arg-type]
-        max_tokens=np.int32(4),  # type: ignore[arg-type]
-        seed=np.uint64(7),  # type: ignore[arg-type]
-        stop_token_ids=np.array([1, 2]),  # type: ignore[arg-type]
+        temperature=np.float32(0.5),
+        top_k=np.int64(3),
+        max_tokens=np.int32(4),
+        seed=np.uint64(7),
+        stop_token_ids=np.array([1, 2]),
     )
     same = SamplingParams(temperature=0.5, top_k=3, max_tokens=4, seed=7, stop_token_ids=(1, 2))
     model = tiny_model(MODEL)
@@ -306,7 +306,7 @@ def test_every_chain_up_to_63_nodes_is_accepted_whole(max_nodes: int) -> None:
 
 def test_config_faults_are_all_listed() -> None:
     with pytest.raises(ConfigError) as raised:
-        EngineConfig(max_seqs=0, page_size=-1, prefix_cache="yes")  # type: ignore[arg-type]
+        EngineConfig(max_seqs=0, page_size=-1, prefix_cache="yes")
     assert all(name in str(raised.value) for name in ("max_seqs", "page_size", "prefix_cache"))
     with pytest.raises(ValueError, match="max_nodes"):
         DraftConfig(max_nodes=64)

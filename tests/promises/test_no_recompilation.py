@@ -41,11 +41,7 @@ def busy_run(engine: RolloutEngine, drafter: SwitchedDrafter, models: list[TinyM
     rng = np.random.default_rng(0)
     config = engine.model_config
     cases = random_cases(rng, config, REQUESTS, longest_prompt=60, longest=12)
-    drafters = [
-        AdversarialDrafter(config.vocab_size, seed=0),
-        TrieDrafter(DraftConfig(capacity_tokens=5000)),
-        OracleDrafter([case.prompt for case in cases], config.vocab_size, mixed=True),
-    ]
+    drafter.inner = AdversarialDrafter(config.vocab_size, seed=0)
     ended, queue, unfinished = 0, list(cases), []
     weights = [models[1].params, list(to_hf(config, models[0].params)), models[1].params]
     modes = ["drain", "inflight", "interrupt"]
@@ -59,37 +55,40 @@ def busy_run(engine: RolloutEngine, drafter: SwitchedDrafter, models: list[TinyM
         if unfinished and rng.random() < 0.2:
             engine.abort([unfinished.pop().request_id])
         if weights and ended > REQUESTS * (4 - len(weights)) / 5:
-            engine.update_weights(weights.pop(), mode=modes[len(weights)])  # type: ignore[arg-type]
+            engine.update_weights(weights.pop(), mode=modes[len(weights)])
     ended += len(engine.step())
     assert ended == REQUESTS
     assert not weights
-    # The other drafters, scoring, resuming, sleeping: all that users call between steps.
-    for other in drafters[1:]:
+
+
+def everything_else(engine: RolloutEngine, drafter: SwitchedDrafter) -> None:
+    """Other drafters, scoring, resuming, sleeping: what users call beside steps."""
+    cases = random_cases(np.random.default_rng(1), engine.model_config, 40, longest_prompt=60, longest=12)
+    prompts = [case.prompt for case in cases]
+    for other in (
+        TrieDrafter(DraftConfig(capacity_tokens=5000)),
+        OracleDrafter(prompts, engine.model_config.vocab_size, mixed=True),
+    ):
         drafter.inner = other
-        outputs = engine.generate(
-            [case.prompt for case in cases[:40]], [SamplingParams(**case.sampling) for case in cases[:40]]
-        )
-    engine.score([output.prompt_token_ids for output in outputs], [o.completions[0] for o in outputs])
-    resumed = SamplingParams(max_tokens=20, seed=0)
-    engine.generate(
-        [output.prompt_token_ids for output in outputs],
-        resumed,
-        continue_from=[output.completions[0] for output in outputs],
-    )
-    engine.abort()
-    engine.reset_stats()
+        outputs = engine.generate(prompts, [SamplingParams(**case.sampling) for case in cases])
+    first = [output.completions[0] for output in outputs]
+    engine.score(prompts, first)
+    engine.generate(prompts, SamplingParams(max_tokens=20, seed=0), continue_from=first)
+    engine.sleep()
+    engine.wake_up()
+    engine.generate(prompts, SamplingParams(max_tokens=5, seed=0, presence_penalty=0.5))
 
 
 def test_nothing_compiles_after_warm_up() -> None:
     models = [tiny_model(MODEL, seed) for seed in (0, 1)]
     drafter = SwitchedDrafter()
     engine = new_engine(models[0], SHAPE, drafter=drafter)
-    drafter.inner = AdversarialDrafter(engine.model_config.vocab_size, seed=3)
     engine.warm_up()
     sizes = engine.stats().step_shapes
     assert 0 < sizes <= 20, "warm-up is bounded"
     with counting_compilations() as seen:
         busy_run(engine, drafter, models)
+        everything_else(engine, drafter)
     assert seen == []
     assert engine.stats().step_shapes == sizes
 

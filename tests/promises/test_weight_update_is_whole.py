@@ -107,7 +107,7 @@ def test_versions_are_counted_or_given(engine: RolloutEngine) -> None:
     assert engine.update_weights(model_a().params).version == 71
     (completion, *_) = complete(engine, cases()[:1])
     assert (completion.weight_versions == 71).all()
-    assert engine.drafter.versions == [70, 71]  # type: ignore[union-attr]
+    assert engine.drafter.versions == [70, 71]
 
 
 def without(arrays: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def test_interrupt_ends_what_runs_with_what_it_has_and_the_rest_runs_on_new_weig
 
 def test_unknown_modes_and_versions_are_refused(engine: RolloutEngine) -> None:
     with pytest.raises(ValueError, match="mode"):
-        engine.update_weights(model_b().params, mode="sometime")  # type: ignore[arg-type]
+        engine.update_weights(model_b().params, mode="sometime")
     with pytest.raises(ValueError, match="version"):
-        engine.update_weights(model_b().params, version="new")  # type: ignore[arg-type]
+        engine.update_weights(model_b().params, version="new")
     assert engine.weight_version == 0
