@@ -17,7 +17,7 @@ def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
     """All shapes of an engine, smallest first.
 
     For 1, 4, 16, ... sequences: one token each, then trees of growing size. Rows are as many as tokens there,
-    as every token of such a step is sampled. On top, the largest step, for prompt chunks.
+    as every token of such a step is sampled. On top, larger steps for prompt chunks.
     """
     nodes = config.draft.max_nodes if config.draft.kind != "none" else 0
     shapes = set()
@@ -40,6 +40,10 @@ def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
     while 3 * tokens <= 2 * largest:  # short prompts need not pay for the largest step
         shapes.add(StepShape(tokens, config.max_seqs, min(tokens, rows)))
         tokens *= 4
+    for quarters in (1, 2, 3, 4):  # nor does a prompt alone need room for other sequences
+        tokens = largest * quarters // 4
+        if tokens >= _SHORT_PREFILL_TOKENS:
+            shapes.add(StepShape(tokens, 1, min(tokens, _PREFILL_ROWS)))
     shapes.add(StepShape(largest, config.max_seqs, rows))
     return tuple(sorted(shape for shape in shapes if shape.sequences <= shape.tokens))
 

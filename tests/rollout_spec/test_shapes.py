@@ -77,7 +77,11 @@ def test_without_drafts_there_are_only_sizes_for_plain_steps_and_prompts() -> No
         StepShape(1, 1, 1),
         StepShape(4, 4, 4),
         StepShape(16, 16, 16),
+        StepShape(64, 1, 32),
         StepShape(64, 16, 32),
+        StepShape(128, 1, 32),
+        StepShape(192, 1, 32),
+        StepShape(256, 1, 32),
         StepShape(256, 16, 32),
     )
 
