@@ -34,7 +34,7 @@ class Settings:
     prompts: int = 12
     prompts_per_step: int = 6
     group_size: int = 8
-    max_tokens: int = 48
+    max_tokens: int = 40
     steps: int | None = None  # stop after so many; None goes on to the end of the last epoch
     temperature: float = 0.8
     learning_rate: float = 1e-5
@@ -71,6 +71,7 @@ def train(
     objective = Objective(engine.model_config, settings.temperature)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(settings.learning_rate, b2=0.95))
     trainer = Trainer(engine.params, objective, optimizer, rows=settings.train_rows)
+    lengths = padded_lengths(engine, tasks, settings.max_tokens)
 
     records: list[StepRecord] = []
     for epoch, batch in schedule(tasks, settings):
@@ -96,7 +97,7 @@ def train(
             for task, output in zip(batch, outputs, strict=True)
         ]
         started = time.perf_counter()
-        metrics = trainer.update(outputs, rewards, padded_lengths(outputs, settings.max_tokens))
+        metrics = trainer.update(outputs, rewards, lengths)
         trained = time.perf_counter()
         for one in (engine, plain_engine):
             one.update_weights(trainer.params)
@@ -122,15 +123,17 @@ def train(
     return records
 
 
-def schedule(tasks: Sequence[Task], settings: Settings) -> list[tuple[int, Sequence[Task]]]:
-    """(epoch, tasks) of every step."""
-    starts = range(0, len(tasks), settings.prompts_per_step)
-    all_steps = [
-        (epoch, tasks[start : start + settings.prompts_per_step])
-        for epoch in range(settings.epochs)
-        for start in starts
-    ]
-    return all_steps[: settings.steps]
+def schedule(tasks: Sequence[Task], settings: Settings) -> list[tuple[int, list[Task]]]:
+    """(epoch, tasks) of every step; each epoch goes over all tasks once, in a new random order."""
+    generator = np.random.default_rng(settings.seed)
+    steps = []
+    for epoch in range(settings.epochs):
+        order = generator.permutation(len(tasks))
+        for start in range(0, len(order), settings.prompts_per_step):
+            steps.append(
+                (epoch, [tasks[index] for index in order[start : start + settings.prompts_per_step]])
+            )
+    return steps[: settings.steps]
 
 
 def timed_generate(
@@ -151,11 +154,12 @@ def same_tokens(left: Sequence[RolloutOutput], right: Sequence[RolloutOutput]) -
     return all(np.array_equal(one.token_ids, other.token_ids) for one, other in pairs)
 
 
-def padded_lengths(outputs: Sequence[RolloutOutput], max_tokens: int) -> tuple[int, int]:
-    """Two lengths for the trainer's rows, multiples of 32, so that they rarely change: half and whole."""
-    longest_prompt = max(len(output.prompt_token_ids) for output in outputs)
-    half, whole = (-(-(longest_prompt + tokens) // 32) * 32 for tokens in (max_tokens // 2, max_tokens))
-    return half, whole
+def padded_lengths(engine: RolloutEngine, tasks: Sequence[Task], max_tokens: int) -> tuple[int, int]:
+    """Two lengths for the trainer's rows, so that it compiles twice: room for half of the tokens, and for all."""
+    if engine.tokenizer is None:
+        raise ValueError("the demo's prompts are texts: expected an engine with a tokenizer")
+    longest_prompt = max(len(engine.tokenizer.encode(task.prompt)) for task in tasks)
+    return longest_prompt + max_tokens // 2, longest_prompt + max_tokens
 
 
 def progress_line(record: StepRecord) -> str:
