@@ -67,8 +67,6 @@ def train(
     for name, one in (("drafting", engine), ("plain", plain_engine)):
         console.print(f"Compiling the {name} engine ...")
         one.warm_up(progress=console.is_terminal)
-        # The trie's own code compiles at its first use, which would otherwise be in the first measured rollout.
-        one.generate([tasks[0].prompt], SamplingParams(max_tokens=settings.max_tokens, seed=settings.seed))
 
     objective = Objective(engine.model_config, settings.temperature)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(settings.learning_rate, b2=0.95))

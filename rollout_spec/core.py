@@ -125,6 +125,17 @@ class EngineCore:
         """Unfinished requests that have run, whether they run now or were preempted."""
         return [request for request in self.requests.values() if request.begun]
 
+    def swap_weights(self, params: dict, version: int) -> None:
+        """Serves checked weights from now on; nothing cached under the old ones is found again."""
+        self.executor.params = params
+        self.weight_version = version
+        self.scheduler.new_version(version)
+        if self.drafter is not None:
+            try:
+                self.drafter.new_version(version)
+            except Exception:  # the weights are swapped; a drafter that goes on as before costs speed only
+                _log.exception("the drafter failed to take note of version %r", version)
+
     # Steps
 
     def advance(self, *, only_begun: bool = False) -> None:

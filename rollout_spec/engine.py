@@ -18,6 +18,7 @@ from .batch import pack
 from .config import EngineConfig
 from .core import EngineCore
 from .draft.drafter import Drafter, make_drafter
+from .draft.trie import TrieDrafter
 from .errors import ConfigError, EngineStateError, PromptError, RequestFailedError, UnknownRequestError
 from .intake import Intake, Prompt, check_hashable
 from .models import ModelConfig
@@ -314,11 +315,7 @@ class RolloutEngine:
         to_end = self._core.begun if mode in ("drain", "interrupt") else []
         recomputed = self._settle_running(mode)
         settled_at = time.perf_counter()
-        self._core.executor.params = staged.params
-        self._core.weight_version = previous + 1 if version is None else version
-        self._core.scheduler.new_version(self._core.weight_version)
-        if self.drafter is not None:
-            self.drafter.new_version(self._core.weight_version)
+        self._core.swap_weights(staged.params, previous + 1 if version is None else version)
         return WeightUpdateReport(
             version=self._core.weight_version,
             previous_version=previous,
@@ -465,6 +462,15 @@ class RolloutEngine:
                 bar.advance(1)
         self._core.executor.warm_up_tables()
         update.warm_up(self.params)
+        if isinstance(
+            self.drafter, TrieDrafter
+        ):  # compiled code is shared, so that the engine's own learns nothing
+            scratch = TrieDrafter(self.config.draft)
+            scratch.start(0, [0, 1])
+            scratch.extend(0, [0, 1, 0])
+            scratch.propose([0], [1])
+            scratch.extend(0, [1])
+            scratch.finish(0)
 
     def stats(self) -> EngineStats:
         """Counts since the start or `reset_stats()`."""
