@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .outputs import FinishReason
 from .requests import Sequence
 from .tokenizer import Tokenizer
 
@@ -24,9 +25,11 @@ def check_end(sequence: Sequence, tokenizer: Tokenizer | None) -> bool:
     return sequence.finish_reason is not None
 
 
-def end(sequence: Sequence, tokenizer: Tokenizer | None, reason: str, stop_token: int | str | None) -> None:
+def end(
+    sequence: Sequence, tokenizer: Tokenizer | None, reason: FinishReason, stop_token: int | str | None
+) -> None:
     """Ends the sequence and decodes its text, cut behind the stop string that ended it."""
-    sequence.finish_reason = reason  # type: ignore[assignment]
+    sequence.finish_reason = reason
     sequence.stop_token = stop_token
     if tokenizer is None:
         return
