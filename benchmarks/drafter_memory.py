@@ -1,0 +1,171 @@
+"""Bytes that a token held takes, by the drafter's account and the system's; the cap; saving and loading.
+
+Run as a program, this module is the process whose memory is looked at from outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import replay
+from benchmarks.drafter_held import (
+    EPOCHS,
+    SAMPLES,
+    SPARE,
+    Held,
+    Sample,
+    endless,
+    ever_new,
+    fill,
+    random_tokens,
+)
+from benchmarks.drafter_measure import Figure, median_figure, power_of_ten, resident_bytes
+from benchmarks.drafter_speed import seconds_of
+from benchmarks.drafter_text import LENGTH, RolloutText
+from rollout_spec.draft import DraftConfig, TrieDrafter
+
+GOAL_BYTES = 150.0
+SAVE_GOAL_S = 1.0
+RANDOM_SPARE = 2.0
+"""Capacity over random tokens held: `capacity_tokens` is meant for text that repeats itself; these don't."""
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """workloads: recorded ones. random: numbers of random tokens. resident: tokens held in a process of their own.
+
+    cap: capacity_tokens where the cap is looked at. saved: tokens held when saving and loading.
+    """
+
+    workloads: tuple[str, ...] = replay.WORKLOADS
+    random: tuple[int, ...] = (10**5, 10**6)
+    resident: int = 10**6
+    cap: int = 10**5
+    saved: int = 10**6
+    rounds: int = 3
+
+
+FULL = MemorySettings()
+QUICK = MemorySettings(workloads=("rollouts_qwen",), random=(20_000,), resident=10**5, cap=20_000, rounds=1)
+
+
+def held_memory(helds: Sequence[Held]) -> list[Figure]:
+    """Of drafters right after they were filled."""
+    return [
+        Figure(
+            f"rollout-like text, {power_of_ten(held.tokens)} held",
+            held.drafter.memory_bytes / held.drafter.tokens_learnt,
+            "bytes/token",
+            GOAL_BYTES,
+        )
+        for held in helds
+    ]
+
+
+def measure_memory(settings: MemorySettings) -> list[Figure]:
+    """Recorded workloads after their replay; random tokens; both kinds by the system's account; the cap."""
+    figures = []
+    for name in settings.workloads:
+        workload = replay.load(replay.FOLDER / f"{name}.npz")
+        drafter = TrieDrafter(
+            DraftConfig(capacity_tokens=int(SPARE * (workload.num_tokens + len(workload.warm))))
+        )
+        for _ in replay.replay_epochs(drafter, workload):
+            pass
+        figures.append(_per_token(f"recorded: {name}, {power_of_ten(drafter.tokens_learnt)} held", drafter))
+    for tokens in settings.random:
+        drafter = TrieDrafter(DraftConfig(capacity_tokens=int(RANDOM_SPARE * tokens)))
+        fill(drafter, random_tokens(), tokens)
+        figures.append(_per_token(f"random tokens, {power_of_ten(tokens)} held", drafter))
+    for text in ("rollout-like", "random"):
+        grown = _resident_growth(text, settings.resident)
+        if grown is not None:
+            name = f"{text}, {power_of_ten(settings.resident)} held, resident memory of a process"
+            figures.append(Figure(name, grown / settings.resident, "bytes/token"))
+    for text, samples in (("rollout-like", ever_new()), ("random", random_tokens())):
+        figures.append(_cap(text, samples, settings.cap))
+    return figures
+
+
+def measure_files(held: Held, rounds: int) -> list[Figure]:
+    """Saving and loading. Raises RuntimeError if what was loaded drafts otherwise."""
+    save_s, load_s = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "history"
+        for _ in range(rounds):
+            save_s.append(seconds_of(lambda: held.drafter.save(path)))
+            loaded = TrieDrafter(held.drafter.config)
+            load_s.append(seconds_of(lambda: loaded.load(path)))  # noqa: B023
+        size = path.stat().st_size
+        sample = held.of_held_prompts(1)[0]
+        drafts = []
+        for drafter in (held.drafter, loaded):
+            drafter.start("compared", sample.prompt, sample.group_id)
+            (tree,) = drafter.propose(["compared"], [16])
+            drafter.finish("compared")
+            drafts.append((tree.tokens.tolist(), tree.parents.tolist()))
+        if drafts[0] != drafts[1]:
+            raise RuntimeError("the history drafts otherwise after it was saved and loaded")
+    name = power_of_ten(held.tokens)
+    return [
+        median_figure(f"save, {name} held", save_s, "s", SAVE_GOAL_S),
+        median_figure(f"load, {name} held", load_s, "s", SAVE_GOAL_S),
+        Figure(f"file, {name} held", size / held.drafter.tokens_learnt, "bytes/token"),
+    ]
+
+
+def _per_token(name: str, drafter: TrieDrafter) -> Figure:
+    return Figure(name, drafter.memory_bytes / drafter.tokens_learnt, "bytes/token", GOAL_BYTES)
+
+
+def _cap(text: str, samples: Iterator[Sample], capacity: int) -> Figure:
+    """The most memory at any time while four times the capacity is learnt, over the capacity."""
+    drafter = TrieDrafter(DraftConfig(capacity_tokens=capacity))
+    most = 0
+    while drafter.tokens_learnt < 4 * capacity:
+        fill(drafter, samples, drafter.tokens_learnt + LENGTH)
+        most = max(most, drafter.memory_bytes)
+    name = f"{text}, most memory in learning 4 times the capacity of {power_of_ten(capacity)} tokens"
+    return Figure(name, most / capacity, "bytes/token of capacity", GOAL_BYTES)
+
+
+def _resident_growth(text: str, tokens: int) -> int | None:
+    """Bytes that a process of its own grows by in filling a drafter."""
+    command = [sys.executable, "-m", "benchmarks.drafter_memory", text, str(tokens)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    return json.loads(ended.stdout)
+
+
+def _fill(text: str, tokens: int) -> int | None:
+    """The same in this process."""
+    if text == "random":
+        spare, samples = RANDOM_SPARE, random_tokens()
+    else:
+        spare, samples = SPARE, endless(RolloutText(max(1, tokens // (EPOCHS * SAMPLES * LENGTH))))
+    ready = list(itertools.islice(samples, 1 + tokens // LENGTH))
+    fill(TrieDrafter(DraftConfig(capacity_tokens=LENGTH)), iter(ready), LENGTH)  # compiles
+    before = resident_bytes()
+    drafter = TrieDrafter(DraftConfig(capacity_tokens=int(spare * tokens)))
+    fill(drafter, iter(ready), tokens)
+    after = resident_bytes()
+    return None if before is None or after is None else after - before
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", choices=["rollout-like", "random"])
+    parser.add_argument("tokens", type=int)
+    parsed = parser.parse_args(arguments)
+    print(json.dumps(_fill(parsed.text, parsed.tokens)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""How fast the drafter learns and proposes, by the number of tokens held, and the longest that a call stalls."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.drafter_held import Batch, Held, Sample, endless, ever_new, fill, learn
+from benchmarks.drafter_measure import Caches, Figure, can_pin, median_figure, one_core, power_of_ten
+from benchmarks.drafter_text import LENGTH, RolloutText
+from rollout_spec.draft import DraftConfig, TrieDrafter
+
+BATCH = 64
+NODES = 16
+ACCEPTED = 8
+"""Tokens a call when a request's tokens are learnt as they are accepted."""
+
+COMPLETIONS_LEARNT = 10
+"""In each measurement of learning; few, so that the number of tokens held stays about the same."""
+
+LEARNING_GOALS = {10**5: 600_000.0, 10**7: 300_000.0}
+WARM_GOAL_US = 20.0
+FIRST_TOUCH_GOAL_US = 60.0
+STALL_GOAL_MS = 1.0
+
+
+@dataclass(frozen=True)
+class SpeedSettings:
+    """held: tokens held. rounds: turns of every size. calls: of propose in a turn, on warm contexts.
+
+    first_touches: calls in a turn that each come after the caches were emptied. stall_capacity: capacity_tokens where
+    stalls are looked for. stall_calls: single-token calls at that capacity.
+    """
+
+    held: tuple[int, ...] = (10**5, 10**6, 10**7)
+    rounds: int = 5
+    calls: int = 20
+    first_touches: int = 3
+    stall_capacity: int = 500_000
+    stall_calls: int = 200_000
+
+
+FULL = SpeedSettings()
+QUICK = SpeedSettings(
+    held=(20_000, 10**5), rounds=2, calls=5, first_touches=1, stall_capacity=20_000, stall_calls=20_000
+)
+
+
+def learning_speed(drafter: TrieDrafter, samples: Sequence[Sample], piece: int | None) -> float:
+    """Tokens a second of `extend`, whole completions at once or in pieces, those of all requests in turn.
+
+    What `start` does with the prompts isn't counted, neither in tokens nor in time.
+    """
+    names = [("learning", number) for number in range(len(samples))]
+    for name, sample in zip(names, samples, strict=True):
+        drafter.start(name, sample.prompt, sample.group_id)
+    step = piece or LENGTH
+    calls = [
+        (name, sample.tokens[at : at + step])
+        for at in range(0, LENGTH, step)
+        for name, sample in zip(names, samples, strict=True)
+    ]
+    started = time.perf_counter()
+    for name, tokens in calls:
+        drafter.extend(name, tokens)
+    seconds = time.perf_counter() - started
+    for name in names:
+        drafter.finish(name)
+    return sum(len(sample.tokens) for sample in samples) / seconds
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def measure_held(
+    helds: Sequence[Held], settings: SpeedSettings, say: Callable[[str], None]
+) -> dict[str, list[Figure]]:
+    """Learning and proposing, all sizes in turn in every round, all on one core."""
+    learnt: dict[tuple[int, str], list[float]] = {}
+    proposed: dict[tuple[int, str], list[float]] = {}
+    caches = Caches()
+    other = Batch(Held(20_000), BATCH, NODES)  # brings the code, not the data, back to the emptied caches
+    for number in range(settings.rounds):
+        say(f"Speed, round {number + 1} of {settings.rounds} ...")
+        for held in helds[:: 1 if number % 2 == 0 else -1]:
+            held.refill()
+            batch = Batch(held, BATCH, NODES)
+            texts = {
+                "learning, held prompts": (held.of_held_prompts(COMPLETIONS_LEARNT), None),
+                f"learning, held prompts, {ACCEPTED} tokens a call": (
+                    held.of_held_prompts(COMPLETIONS_LEARNT),
+                    ACCEPTED,
+                ),
+                "learning, new prompts": (held.of_new_prompts(COMPLETIONS_LEARNT), None),
+            }
+            with one_core():
+                nodes = batch.propose() / BATCH
+                warm = statistics.median(seconds_of(batch.propose) for _ in range(settings.calls))
+                first = []
+                for _ in range(settings.first_touches):
+                    caches.empty()
+                    other.propose()
+                    first.append(seconds_of(batch.propose))
+                for what, (samples, piece) in texts.items():
+                    speed = learning_speed(held.drafter, samples, piece)
+                    learnt.setdefault((held.tokens, what), []).append(speed)
+            batch.finish()
+            for what, value in (
+                ("proposal, warm", 1e6 * warm / BATCH),
+                ("proposal, first touch", 1e6 * statistics.median(first) / BATCH),
+                ("nodes of a proposal", nodes),
+            ):
+                proposed.setdefault((held.tokens, what), []).append(value)
+    return {
+        "learning": [
+            median_figure(
+                f"{what}, {power_of_ten(tokens)} held",
+                values,
+                "tokens/s",
+                LEARNING_GOALS.get(tokens),
+                at_least=True,
+            )
+            for (tokens, what), values in _by_what(learnt)
+        ],
+        "proposing": [
+            median_figure(
+                f"{what}, {power_of_ten(tokens)} held",
+                values,
+                "nodes" if what.startswith("nodes") else "us",
+                {"proposal, warm": WARM_GOAL_US, "proposal, first touch": FIRST_TOUCH_GOAL_US}.get(what),
+            )
+            for (tokens, what), values in _by_what(proposed)
+        ],
+    }
+
+
+def _by_what(
+    measured: dict[tuple[int, str], list[float]],
+) -> list[tuple[tuple[int, str], list[float]]]:
+    """Sorted by what was measured, in the order it first came, then by tokens held."""
+    order = list(dict.fromkeys(what for _, what in measured))
+    return sorted(measured.items(), key=lambda item: (order.index(item[0][1]), item[0][0]))
+
+
+def measure_cores(held: Held, settings: SpeedSettings) -> list[Figure]:
+    """A whole batch's proposal on one core and on all, in turns."""
+    if not can_pin():
+        return []
+    batch = Batch(held, BATCH, NODES)
+    one: list[float] = []
+    every: list[float] = []
+    batch.propose()
+    for _ in range(settings.rounds):
+        with one_core():
+            one.append(1e6 * statistics.median(seconds_of(batch.propose) for _ in range(settings.calls)))
+        every.append(1e6 * statistics.median(seconds_of(batch.propose) for _ in range(settings.calls)))
+    batch.finish()
+    name = f"propose for {BATCH} requests, {power_of_ten(held.tokens)} held"
+    return [
+        median_figure(f"{name}, one core", one, "us"),
+        median_figure(f"{name}, all cores", every, "us"),
+        Figure(f"{name}, one core / all cores", statistics.median(one) / statistics.median(every), ""),
+    ]
+
+
+def measure_stalls(held: Held, settings: SpeedSettings) -> list[Figure]:
+    """Single-token calls of `extend`, while the history grows and while it forgets; and one `new_version`.
+
+    CPU time leaves out what other processes take; wall time is what a step would wait.
+    """
+    capacity = settings.stall_capacity
+    drafter = TrieDrafter(DraftConfig(capacity_tokens=capacity))
+    growing = endless(RolloutText(max(1, capacity // (16 * LENGTH)), seed=1), "growing")
+    forgetting = ever_new()
+    with one_core():
+        figures = _stalls("grows", _single_tokens(drafter, growing, capacity))
+        fill(drafter, forgetting, 4 * capacity)
+        figures += _stalls("forgets", _single_tokens(drafter, forgetting, settings.stall_calls))
+        started = time.perf_counter()
+        held.drafter.new_version(1)
+        seconds = time.perf_counter() - started
+    name = f"new_version, {power_of_ten(held.tokens)} held"
+    return [*figures, Figure(name, 1e3 * seconds, "ms", STALL_GOAL_MS)]
+
+
+def _single_tokens(drafter: TrieDrafter, samples: Iterator[Sample], calls: int) -> np.ndarray:
+    """float64[calls, 2]: CPU and wall seconds of each call."""
+    times = np.empty((calls, 2))
+    done = 0
+    gc.collect()
+    gc.disable()  # a collection would be counted as the drafter's
+    try:
+        while done < calls:
+            sample = next(samples)
+            drafter.start("single", sample.prompt, sample.group_id)
+            for at in range(min(LENGTH, calls - done)):
+                token = sample.tokens[at : at + 1]
+                wall, cpu = time.perf_counter(), time.thread_time()
+                drafter.extend("single", token)
+                times[done] = time.thread_time() - cpu, time.perf_counter() - wall
+                done += 1
+            drafter.finish("single")
+    finally:
+        gc.enable()
+    return times
+
+
+def _stalls(doing: str, times: np.ndarray) -> list[Figure]:
+    cpu, wall = 1e3 * times.T
+    name = f"extend by one token while the history {doing}"
+    return [
+        Figure(f"{name}, median", float(np.median(cpu)), "ms"),
+        Figure(f"{name}, 99.9%", float(np.quantile(cpu, 0.999)), "ms"),
+        Figure(f"{name}, longest", float(cpu.max()), "ms", STALL_GOAL_MS),
+        Figure(f"{name}, longest by the wall clock", float(wall.max()), "ms"),
+    ]
+
+
+def warm_up() -> None:
+    """Compiles what the drafter compiles, so that no measurement does."""
+    held = Held(2 * LENGTH)
+    batch = Batch(held, 2, 4)
+    learn(held.drafter, held.of_new_prompts(1)[0])
+    batch.propose()
+    batch.finish()
+    held.drafter.new_version(1)
