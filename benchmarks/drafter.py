@@ -1,6 +1,6 @@
 """The trie drafter: acceptance, calibration, speed on one core, stalls, memory.
 
-    python -m benchmarks.drafter [--parts acceptance,speed,memory] [--quick]
+    python -m benchmarks.drafter [--parts acceptance,speed,memory] [--quick] [--rival]
 
 Acceptance and calibration come from recorded completions (benchmarks/data/drafting). Speed and memory are measured with
 1e5, 1e6 and 1e7 tokens of generated text held (benchmarks/drafter_text.py), on one core, all sizes in turn; figures are
@@ -20,18 +20,25 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import drafter_acceptance, drafter_memory, drafter_speed, drafter_tables, machine
-from benchmarks.drafter_held import Held
+from benchmarks.drafter_held import Held, make_trie
 from benchmarks.drafter_measure import can_pin, power_of_ten
+from benchmarks.drafter_rival import AS_SHIPPED, AS_TREE, LOOSENED, SuffixTreeDrafter, is_installed
+from rollout_spec.draft import TrieDrafter
 
 FOLDER = Path(__file__).parent
 PARTS = ("acceptance", "speed", "memory")
+RIVALS = {
+    "suffix tree as shipped": lambda: SuffixTreeDrafter(AS_SHIPPED),
+    "suffix tree, loosened": lambda: SuffixTreeDrafter(LOOSENED),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is measured, and how often."""
+    """What is measured, and how often. rival: the suffix tree too."""
 
     parts: tuple[str, ...] = PARTS
+    rival: bool = False
     cases: tuple[drafter_acceptance.Case, ...] = drafter_acceptance.CASES
     speed: drafter_speed.SpeedSettings = drafter_speed.FULL
     memory: drafter_memory.MemorySettings = drafter_memory.FULL
@@ -48,22 +55,27 @@ def benchmark(settings: Settings, console: Console) -> dict[str, Any]:
         console.print(text, highlight=False)
 
     if "acceptance" in settings.parts:
-        results["acceptance"] = _plain(drafter_acceptance.measure(settings.cases, say))
+        rivals = RIVALS if settings.rival else {}
+        results["acceptance"] = _plain(drafter_acceptance.measure(settings.cases, rivals, say))
     if "speed" in settings.parts or "memory" in settings.parts:
         drafter_speed.warm_up()
-        helds = []
+        helds: list[Held[TrieDrafter]] = []
+        rival_helds: list[Held[SuffixTreeDrafter]] = []
         for tokens in settings.speed.held:
             say(f"Learning {power_of_ten(tokens)} tokens ...")
-            helds.append(Held(tokens))
+            helds.append(Held(tokens, make_trie))
+            if settings.rival:
+                rival_helds.append(Held(tokens, lambda _: SuffixTreeDrafter(AS_TREE), "suffix tree"))
+        everyone: list[Held[Any]] = [*helds, *rival_helds]
     if "memory" in settings.parts:
-        figures = drafter_memory.held_memory(helds)  # before anything else is learnt
+        figures = drafter_memory.held_memory(everyone)  # before anything else is learnt
         say("Memory ...")
         figures += drafter_memory.measure_memory(settings.memory)
         results["memory"] = _plain(figures)
         files = drafter_memory.measure_files(_nearest(helds, settings.memory.saved), settings.memory.rounds)
         results["files"] = _plain(files)
     if "speed" in settings.parts:
-        for part, figures in drafter_speed.measure_held(helds, settings.speed, say).items():
+        for part, figures in drafter_speed.measure_held(everyone, settings.speed, say).items():
             results[part] = _plain(figures)
         results["cores"] = _plain(drafter_speed.measure_cores(helds[-1], settings.speed))
         say("Stalls ...")
@@ -71,7 +83,7 @@ def benchmark(settings: Settings, console: Console) -> dict[str, Any]:
     return results
 
 
-def _nearest(helds: Sequence[Held], tokens: int) -> Held:
+def _nearest(helds: Sequence[Held[TrieDrafter]], tokens: int) -> Held[TrieDrafter]:
     return min(helds, key=lambda held: abs(held.tokens - tokens))
 
 
@@ -87,12 +99,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="few and small measurements, to see that it runs"
     )
+    parser.add_argument(
+        "--rival",
+        action="store_true",
+        help="the suffix tree that vLLM ships too, see benchmarks/drafter_rival.py",
+    )
     parser.add_argument("--output", type=Path, default=FOLDER / "results" / "drafter.json")
     parsed = parser.parse_args(arguments)
     parts = tuple(parsed.parts.split(","))
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--parts: expected some of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
-    settings = dataclasses.replace(QUICK if parsed.quick else Settings(), parts=parts)
+    settings = dataclasses.replace(QUICK if parsed.quick else Settings(), parts=parts, rival=parsed.rival)
+    if parsed.rival and not is_installed():
+        parser.error(
+            "--rival: arctic-inference can't be imported; benchmarks/drafter_rival.py says how to get it"
+        )
     console = Console()
     described = machine.describe() | {"speed_on_one_core": can_pin()}
     started = time.perf_counter()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks import replay
 from rollout_spec.draft import DraftConfig, TrieDrafter
 
 CALIBRATION_GOAL = 0.05
-FEWEST_PROBABILITIES = (DraftConfig().min_prob, 0.5)
-"""Where the threshold that spends a given number of nodes is looked for."""
+THRESHOLDS = (DraftConfig().min_prob, 0.5)
+"""Between these the threshold that spends a given number of nodes is looked for."""
 
 
 @dataclass(frozen=True)
@@ -48,53 +48,46 @@ QUICK_CASES = tuple(case for case in CASES if case.workload == "rollouts_qwen")
 
 @dataclass(frozen=True)
 class Acceptance:
-    """One epoch of a case's replay. goal: of tokens per step."""
+    """One epoch of a case's replay. min_prob: of our drafter. goal: of tokens per step."""
 
+    drafter: str
     workload: str
     order: replay.Order
     epoch: int
     nodes: int
-    min_prob: float
+    min_prob: float | None
+    equal_nodes: bool  # min_prob was set so that a given number of nodes is proposed
     tokens_per_step: float
     nodes_per_step: float
     calibration_error: float
     goal: float | None
-    equal_nodes: bool  # min_prob was set so that a given number is proposed
 
 
-def measure(cases: Iterable[Case], say: Callable[[str], None]) -> list[Acceptance]:
-    measured = []
+def measure(
+    cases: Iterable[Case],
+    rivals: Mapping[str, Callable[[], replay.ReplayDrafter]],
+    say: Callable[[str], None],
+) -> list[Acceptance]:
+    """Every case with our drafter, and, where the threshold is the default one, with each rival."""
+    measured: list[Acceptance] = []
     for case in cases:
         say(f"Replaying {case.workload} with {case.nodes} nodes ...")
-        config = DraftConfig(max_nodes=case.nodes)
-        if case.spend is not None:
-            config = spending(case, case.spend)
-        for number, (epoch, goal) in enumerate(zip(_replays(case, config), case.goals, strict=True), 1):
-            measured.append(
-                Acceptance(
-                    workload=case.workload,
-                    order=case.order,
-                    epoch=number,
-                    nodes=case.nodes,
-                    min_prob=config.min_prob,
-                    tokens_per_step=epoch.tokens_per_step,
-                    nodes_per_step=epoch.nodes_per_step,
-                    calibration_error=epoch.calibration_error,
-                    goal=goal,
-                    equal_nodes=case.spend is not None,
-                )
-            )
+        config = DraftConfig(max_nodes=case.nodes) if case.spend is None else spending(case, case.spend)
+        measured += _epochs("trie", case, TrieDrafter(config), config.min_prob, case.goals)
+        if case.spend is None:
+            for name, make in rivals.items():
+                measured += _epochs(name, case, make(), None, [None] * len(case.goals))
     return measured
 
 
 def spending(
     case: Case, nodes_per_step: float, *, tolerance: float = 0.01, most_tries: int = 10
 ) -> DraftConfig:
-    """The config whose threshold proposes about `nodes_per_step` in the last epoch, by bisection of its logarithm."""
-    least, most = map(math.log, FEWEST_PROBABILITIES)
+    """The config whose threshold spends about `nodes_per_step` in the last epoch, by bisection of its logarithm."""
+    least, most = map(math.log, THRESHOLDS)
     for _ in range(most_tries):
         config = DraftConfig(max_nodes=case.nodes, min_prob=math.exp((least + most) / 2))
-        spent = list(_replays(case, config))[-1].nodes_per_step
+        spent = list(_replays(case, TrieDrafter(config)))[-1].nodes_per_step
         if abs(spent / nodes_per_step - 1) <= tolerance:
             break
         if spent > nodes_per_step:
@@ -104,6 +97,29 @@ def spending(
     return config
 
 
-def _replays(case: Case, config: DraftConfig) -> Iterable[replay.Replay]:
+def _replays(case: Case, drafter: replay.ReplayDrafter) -> Iterator[replay.Replay]:
     workload = replay.load(replay.FOLDER / f"{case.workload}.npz")
-    return replay.replay_epochs(TrieDrafter(config), workload, nodes=case.nodes, order=case.order)
+    return replay.replay_epochs(drafter, workload, nodes=case.nodes, order=case.order)
+
+
+def _epochs(
+    name: str,
+    case: Case,
+    drafter: replay.ReplayDrafter,
+    min_prob: float | None,
+    goals: Sequence[float | None],
+) -> Iterator[Acceptance]:
+    for number, (epoch, goal) in enumerate(zip(_replays(case, drafter), goals, strict=True), 1):
+        yield Acceptance(
+            drafter=name,
+            workload=case.workload,
+            order=case.order,
+            epoch=number,
+            nodes=case.nodes,
+            min_prob=min_prob,
+            equal_nodes=case.spend is not None,
+            tokens_per_step=epoch.tokens_per_step,
+            nodes_per_step=epoch.nodes_per_step,
+            calibration_error=epoch.calibration_error,
+            goal=goal,
+        )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.drafter_text import LENGTH, VOCABULARY, RolloutText
+from benchmarks.replay import ReplayDrafter
 from rollout_spec.draft import DraftConfig, TrieDrafter
 
 SAMPLES = 8
@@ -19,6 +21,24 @@ SPARE = 1.3
 
 MOST_GROWTH = 1.2
 """A drafter that holds more than this times the tokens it is measured with is filled anew."""
+
+
+class LearningDrafter(ReplayDrafter, Protocol):
+    """A drafter that says how much it holds."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    @property
+    def tokens_learnt(self) -> int: ...
+
+
+D = TypeVar("D", bound=LearningDrafter)
+
+
+def make_trie(tokens: int) -> TrieDrafter:
+    """A drafter with room for `tokens` tokens of text and some more."""
+    return TrieDrafter(DraftConfig(capacity_tokens=int(SPARE * tokens)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,24 +81,29 @@ def random_tokens(*, seed: int = 0) -> Iterator[Sample]:
         yield Sample(("random", number), tokens[:1], tokens)
 
 
-def learn(drafter: TrieDrafter, sample: Sample) -> None:
+def learn(drafter: LearningDrafter, sample: Sample) -> None:
     """A whole request, from start to finish."""
     drafter.start("learning", sample.prompt, sample.group_id)
     drafter.extend("learning", sample.tokens)
     drafter.finish("learning")
 
 
-def fill(drafter: TrieDrafter, samples: Iterator[Sample], tokens: int) -> None:
+def fill(drafter: LearningDrafter, samples: Iterator[Sample], tokens: int) -> None:
     """Learns until the drafter has learnt `tokens` tokens."""
     while (missing := tokens - drafter.tokens_learnt) > 0:
         sample = next(samples)
         learn(drafter, Sample(sample.group_id, sample.prompt, sample.tokens[:missing]))
 
 
-class Held:
-    """A drafter that has learnt `tokens` tokens: `EPOCHS` epochs of `SAMPLES` completions a prompt."""
+class Held(Generic[D]):
+    """A drafter that has learnt `tokens` tokens: `EPOCHS` epochs of `SAMPLES` completions a prompt.
 
-    def __init__(self, tokens: int) -> None:
+    make: makes the drafter, given the tokens it is to hold. name: of the drafter, in tables.
+    """
+
+    def __init__(self, tokens: int, make: Callable[[int], D], name: str = "trie") -> None:
+        self.name = name
+        self._make = make
         self.tokens = tokens
         self.text = RolloutText(max(1, tokens // (EPOCHS * SAMPLES * LENGTH)))
         self._random = np.random.default_rng(tokens)
@@ -86,10 +111,14 @@ class Held:
         self._new_prompts = 0
         self.drafter = self._filled()
 
-    def _filled(self) -> TrieDrafter:
-        drafter = TrieDrafter(DraftConfig(capacity_tokens=int(SPARE * self.tokens)))
+    def _filled(self) -> D:
+        drafter = self._make(self.tokens)
         fill(drafter, endless(self.text), self.tokens)
         return drafter
+
+    def sibling(self, tokens: int) -> Held[D]:
+        """Another of the same kind that holds `tokens` tokens."""
+        return Held(tokens, self._make, self.name)
 
     def refill(self) -> None:
         """Starts anew with what was held at first, if too much was learnt since."""
@@ -120,7 +149,7 @@ class Batch:
     Of twice as many candidates the first that get `nodes` nodes are taken; should they be too few, others fill up.
     """
 
-    def __init__(self, held: Held, size: int, nodes: int) -> None:
+    def __init__(self, held: Held[Any], size: int, nodes: int) -> None:
         self._drafter = held.drafter
         candidates = held.of_held_prompts(2 * size)
         for number, sample in enumerate(candidates):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,11 @@ _MEMORY = Path("/proc/self/statm")
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number. goal: what it should be at most, or, with `at_least`, at least. rounds: what it is of."""
+    """One measured number.
+
+    goal: what it should be at most, or, with `at_least`, at least. rounds: what it is the median of. held: tokens that
+    the drafter held, where it was measured by that.
+    """
 
     name: str
     value: float
@@ -28,6 +34,8 @@ class Figure:
     goal: float | None = None
     at_least: bool = False
     rounds: tuple[float, ...] = ()
+    held: int | None = None
+    drafter: str = "trie"
 
     @property
     def met(self) -> bool | None:
@@ -37,10 +45,15 @@ class Figure:
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
-def median_figure(
-    name: str, values: Sequence[float], unit: str, goal: float | None = None, *, at_least: bool = False
-) -> Figure:
-    return Figure(name, statistics.median(values), unit, goal, at_least, tuple(values))
+def median_figure(name: str, values: Sequence[float], unit: str, **others: Any) -> Figure:
+    """The median of `values`; others: further fields of the figure."""
+    return Figure(name, statistics.median(values), unit, rounds=tuple(values), **others)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def can_pin() -> bool:

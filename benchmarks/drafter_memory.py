@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import replay
 from benchmarks.drafter_held import (
@@ -27,13 +28,13 @@ from benchmarks.drafter_held import (
     fill,
     random_tokens,
 )
-from benchmarks.drafter_measure import Figure, median_figure, power_of_ten, resident_bytes
-from benchmarks.drafter_speed import seconds_of
+from benchmarks.drafter_measure import Figure, median_figure, power_of_ten, resident_bytes, seconds_of
 from benchmarks.drafter_text import LENGTH, RolloutText
 from rollout_spec.draft import DraftConfig, TrieDrafter
 
 GOAL_BYTES = 150.0
 SAVE_GOAL_S = 1.0
+TEXTS = ("rollout-like text", "random tokens")
 RANDOM_SPARE = 2.0
 """Capacity over random tokens held: `capacity_tokens` is meant for text that repeats itself; these don't."""
 
@@ -57,14 +58,16 @@ FULL = MemorySettings()
 QUICK = MemorySettings(workloads=("rollouts_qwen",), random=(20_000,), resident=10**5, cap=20_000, rounds=1)
 
 
-def held_memory(helds: Sequence[Held]) -> list[Figure]:
+def held_memory(helds: Sequence[Held[Any]]) -> list[Figure]:
     """Of drafters right after they were filled."""
     return [
         Figure(
-            f"rollout-like text, {power_of_ten(held.tokens)} held",
+            "rollout-like text",
             held.drafter.memory_bytes / held.drafter.tokens_learnt,
             "bytes/token",
-            GOAL_BYTES,
+            GOAL_BYTES if held.name == "trie" else None,
+            held=held.tokens,
+            drafter=held.name,
         )
         for held in helds
     ]
@@ -84,18 +87,18 @@ def measure_memory(settings: MemorySettings) -> list[Figure]:
     for tokens in settings.random:
         drafter = TrieDrafter(DraftConfig(capacity_tokens=int(RANDOM_SPARE * tokens)))
         fill(drafter, random_tokens(), tokens)
-        figures.append(_per_token(f"random tokens, {power_of_ten(tokens)} held", drafter))
-    for text in ("rollout-like", "random"):
+        figures.append(_per_token("random tokens", drafter, held=tokens))
+    for text in TEXTS:
         grown = _resident_growth(text, settings.resident)
         if grown is not None:
-            name = f"{text}, {power_of_ten(settings.resident)} held, resident memory of a process"
-            figures.append(Figure(name, grown / settings.resident, "bytes/token"))
-    for text, samples in (("rollout-like", ever_new()), ("random", random_tokens())):
+            name = f"{text}, resident memory of a process"
+            figures.append(Figure(name, grown / settings.resident, "bytes/token", held=settings.resident))
+    for text, samples in zip(TEXTS, (ever_new(), random_tokens()), strict=True):
         figures.append(_cap(text, samples, settings.cap))
     return figures
 
 
-def measure_files(held: Held, rounds: int) -> list[Figure]:
+def measure_files(held: Held[TrieDrafter], rounds: int) -> list[Figure]:
     """Saving and loading. Raises RuntimeError if what was loaded drafts otherwise."""
     save_s, load_s = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -114,16 +117,15 @@ def measure_files(held: Held, rounds: int) -> list[Figure]:
             drafts.append((tree.tokens.tolist(), tree.parents.tolist()))
         if drafts[0] != drafts[1]:
             raise RuntimeError("the history drafts otherwise after it was saved and loaded")
-    name = power_of_ten(held.tokens)
     return [
-        median_figure(f"save, {name} held", save_s, "s", SAVE_GOAL_S),
-        median_figure(f"load, {name} held", load_s, "s", SAVE_GOAL_S),
-        Figure(f"file, {name} held", size / held.drafter.tokens_learnt, "bytes/token"),
+        median_figure("save", save_s, "s", goal=SAVE_GOAL_S, held=held.tokens),
+        median_figure("load", load_s, "s", goal=SAVE_GOAL_S, held=held.tokens),
+        Figure("file", size / held.drafter.tokens_learnt, "bytes/token", held=held.tokens),
     ]
 
 
-def _per_token(name: str, drafter: TrieDrafter) -> Figure:
-    return Figure(name, drafter.memory_bytes / drafter.tokens_learnt, "bytes/token", GOAL_BYTES)
+def _per_token(name: str, drafter: TrieDrafter, held: int | None = None) -> Figure:
+    return Figure(name, drafter.memory_bytes / drafter.tokens_learnt, "bytes/token", GOAL_BYTES, held=held)
 
 
 def _cap(text: str, samples: Iterator[Sample], capacity: int) -> Figure:
@@ -146,7 +148,7 @@ def _resident_growth(text: str, tokens: int) -> int | None:
 
 def _fill(text: str, tokens: int) -> int | None:
     """The same in this process."""
-    if text == "random":
+    if text == TEXTS[1]:
         spare, samples = RANDOM_SPARE, random_tokens()
     else:
         spare, samples = SPARE, endless(RolloutText(max(1, tokens // (EPOCHS * SAMPLES * LENGTH))))
@@ -161,7 +163,7 @@ def _fill(text: str, tokens: int) -> int | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("text", choices=["rollout-like", "random"])
+    parser.add_argument("text", choices=TEXTS)
     parser.add_argument("tokens", type=int)
     parsed = parser.parse_args(arguments)
     print(json.dumps(_fill(parsed.text, parsed.tokens)))

@@ -7,11 +7,31 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from benchmarks.drafter_held import Batch, Held, Sample, endless, ever_new, fill, learn
-from benchmarks.drafter_measure import Caches, Figure, can_pin, median_figure, one_core, power_of_ten
+from benchmarks import machine
+from benchmarks.drafter_held import (
+    Batch,
+    Held,
+    LearningDrafter,
+    Sample,
+    endless,
+    ever_new,
+    fill,
+    learn,
+    make_trie,
+)
+from benchmarks.drafter_measure import (
+    Caches,
+    Figure,
+    can_pin,
+    median_figure,
+    one_core,
+    power_of_ten,
+    seconds_of,
+)
 from benchmarks.drafter_text import LENGTH, RolloutText
 from rollout_spec.draft import DraftConfig, TrieDrafter
 
@@ -27,6 +47,12 @@ LEARNING_GOALS = {10**5: 600_000.0, 10**7: 300_000.0}
 WARM_GOAL_US = 20.0
 FIRST_TOUCH_GOAL_US = 60.0
 STALL_GOAL_MS = 1.0
+
+WARM, FIRST_TOUCH, PROPOSED = "a proposal, warm", "a proposal at first touch", "nodes of a proposal"
+UNITS = {WARM: "us", FIRST_TOUCH: "us", PROPOSED: "nodes"}
+
+SMALL = 20_000
+"""Tokens held by the drafter that brings the code back to emptied caches."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +77,7 @@ QUICK = SpeedSettings(
 )
 
 
-def learning_speed(drafter: TrieDrafter, samples: Sequence[Sample], piece: int | None) -> float:
+def learning_speed(drafter: LearningDrafter, samples: Sequence[Sample], piece: int | None) -> float:
     """Tokens a second of `extend`, whole completions at once or in pieces, those of all requests in turn.
 
     What `start` does with the prompts isn't counted, neither in tokens nor in time.
@@ -74,83 +100,72 @@ def learning_speed(drafter: TrieDrafter, samples: Sequence[Sample], piece: int |
     return sum(len(sample.tokens) for sample in samples) / seconds
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
 def measure_held(
-    helds: Sequence[Held], settings: SpeedSettings, say: Callable[[str], None]
+    helds: Sequence[Held[Any]], settings: SpeedSettings, say: Callable[[str], None]
 ) -> dict[str, list[Figure]]:
-    """Learning and proposing, all sizes in turn in every round, all on one core."""
-    learnt: dict[tuple[int, str], list[float]] = {}
-    proposed: dict[tuple[int, str], list[float]] = {}
+    """Learning and proposing, all drafters and sizes in turn in every round, all on one core."""
+    measured: dict[str, dict[tuple[str, str, int], list[float]]] = {"learning": {}, "proposing": {}}
     caches = Caches()
-    other = Batch(Held(20_000), BATCH, NODES)  # brings the code, not the data, back to the emptied caches
+    small = {held.name: held for held in helds}  # of each kind one, to bring the code back to emptied caches
+    others = {name: Batch(held.sibling(SMALL), BATCH, NODES) for name, held in small.items()}
     for number in range(settings.rounds):
         say(f"Speed, round {number + 1} of {settings.rounds} ...")
         for held in helds[:: 1 if number % 2 == 0 else -1]:
             held.refill()
             batch = Batch(held, BATCH, NODES)
-            texts = {
-                "learning, held prompts": (held.of_held_prompts(COMPLETIONS_LEARNT), None),
-                f"learning, held prompts, {ACCEPTED} tokens a call": (
-                    held.of_held_prompts(COMPLETIONS_LEARNT),
-                    ACCEPTED,
-                ),
-                "learning, new prompts": (held.of_new_prompts(COMPLETIONS_LEARNT), None),
-            }
-            with one_core():
-                nodes = batch.propose() / BATCH
-                warm = statistics.median(seconds_of(batch.propose) for _ in range(settings.calls))
-                first = []
-                for _ in range(settings.first_touches):
-                    caches.empty()
-                    other.propose()
-                    first.append(seconds_of(batch.propose))
-                for what, (samples, piece) in texts.items():
-                    speed = learning_speed(held.drafter, samples, piece)
-                    learnt.setdefault((held.tokens, what), []).append(speed)
+            learning = _learning(held)  # before the caches are emptied
+            proposing = _proposing(batch, others[held.name], caches, settings)
             batch.finish()
-            for what, value in (
-                ("proposal, warm", 1e6 * warm / BATCH),
-                ("proposal, first touch", 1e6 * statistics.median(first) / BATCH),
-                ("nodes of a proposal", nodes),
-            ):
-                proposed.setdefault((held.tokens, what), []).append(value)
+            for part, figures in (("learning", learning), ("proposing", proposing)):
+                for what, value in figures.items():
+                    measured[part].setdefault((what, held.name, held.tokens), []).append(value)
     return {
-        "learning": [
+        part: [
             median_figure(
-                f"{what}, {power_of_ten(tokens)} held",
+                what,
                 values,
-                "tokens/s",
-                LEARNING_GOALS.get(tokens),
-                at_least=True,
+                UNITS.get(what, "tokens/s"),
+                goal=_goal(what, tokens) if name == "trie" else None,
+                at_least=part == "learning",
+                held=tokens,
+                drafter=name,
             )
-            for (tokens, what), values in _by_what(learnt)
-        ],
-        "proposing": [
-            median_figure(
-                f"{what}, {power_of_ten(tokens)} held",
-                values,
-                "nodes" if what.startswith("nodes") else "us",
-                {"proposal, warm": WARM_GOAL_US, "proposal, first touch": FIRST_TOUCH_GOAL_US}.get(what),
-            )
-            for (tokens, what), values in _by_what(proposed)
-        ],
+            for (what, name, tokens), values in figures.items()
+        ]
+        for part, figures in measured.items()
     }
 
 
-def _by_what(
-    measured: dict[tuple[int, str], list[float]],
-) -> list[tuple[tuple[int, str], list[float]]]:
-    """Sorted by what was measured, in the order it first came, then by tokens held."""
-    order = list(dict.fromkeys(what for _, what in measured))
-    return sorted(measured.items(), key=lambda item: (order.index(item[0][1]), item[0][0]))
+def _proposing(batch: Batch, other: Batch, caches: Caches, settings: SpeedSettings) -> dict[str, float]:
+    with one_core():
+        nodes = batch.propose() / BATCH
+        warm = statistics.median(seconds_of(batch.propose) for _ in range(settings.calls))
+        first = []
+        for _ in range(settings.first_touches):
+            caches.empty()
+            other.propose()  # the code is warm again, what the drafter holds isn't
+            first.append(seconds_of(batch.propose))
+    return {WARM: 1e6 * warm / BATCH, FIRST_TOUCH: 1e6 * statistics.median(first) / BATCH, PROPOSED: nodes}
 
 
-def measure_cores(held: Held, settings: SpeedSettings) -> list[Figure]:
+def _learning(held: Held[Any]) -> dict[str, float]:
+    again, pieces = (held.of_held_prompts(COMPLETIONS_LEARNT) for _ in range(2))
+    new = held.of_new_prompts(COMPLETIONS_LEARNT)
+    with one_core():
+        return {
+            "held prompts, a completion a call": learning_speed(held.drafter, again, None),
+            "new prompts, a completion a call": learning_speed(held.drafter, new, None),
+            f"held prompts, {ACCEPTED} tokens a call": learning_speed(held.drafter, pieces, ACCEPTED),
+        }
+
+
+def _goal(what: str, tokens: int) -> float | None:
+    if what in UNITS:
+        return {WARM: WARM_GOAL_US, FIRST_TOUCH: FIRST_TOUCH_GOAL_US}.get(what)
+    return None if what.endswith("tokens a call") else LEARNING_GOALS.get(tokens)
+
+
+def measure_cores(held: Held[TrieDrafter], settings: SpeedSettings) -> list[Figure]:
     """A whole batch's proposal on one core and on all, in turns."""
     if not can_pin():
         return []
@@ -163,15 +178,16 @@ def measure_cores(held: Held, settings: SpeedSettings) -> list[Figure]:
             one.append(1e6 * statistics.median(seconds_of(batch.propose) for _ in range(settings.calls)))
         every.append(1e6 * statistics.median(seconds_of(batch.propose) for _ in range(settings.calls)))
     batch.finish()
-    name = f"propose for {BATCH} requests, {power_of_ten(held.tokens)} held"
+    name = f"propose for {BATCH} requests"
+    ratio = statistics.median(one) / statistics.median(every)
     return [
-        median_figure(f"{name}, one core", one, "us"),
-        median_figure(f"{name}, all cores", every, "us"),
-        Figure(f"{name}, one core / all cores", statistics.median(one) / statistics.median(every), ""),
+        median_figure(f"{name}, one core", one, "us", held=held.tokens),
+        median_figure(f"{name}, {machine.cores()} cores", every, "us", held=held.tokens),
+        Figure(f"{name}, speed-up", ratio, "", held=held.tokens),
     ]
 
 
-def measure_stalls(held: Held, settings: SpeedSettings) -> list[Figure]:
+def measure_stalls(held: Held[TrieDrafter], settings: SpeedSettings) -> list[Figure]:
     """Single-token calls of `extend`, while the history grows and while it forgets; and one `new_version`.
 
     CPU time leaves out what other processes take; wall time is what a step would wait.
@@ -226,7 +242,7 @@ def _stalls(doing: str, times: np.ndarray) -> list[Figure]:
 
 def warm_up() -> None:
     """Compiles what the drafter compiles, so that no measurement does."""
-    held = Held(2 * LENGTH)
+    held = Held(2 * LENGTH, make_trie)
     batch = Batch(held, 2, 4)
     learn(held.drafter, held.of_new_prompts(1)[0])
     batch.propose()

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drafter_acceptance import CALIBRATION_GOAL
+from benchmarks.drafter_measure import power_of_ten
 
 TITLES = {
     "learning": "Learning, one core",
@@ -30,44 +31,65 @@ def print_results(results: dict[str, Any], console: Console) -> None:
 
 def acceptance_table(rows: list[dict[str, Any]]) -> Table:
     table = Table("workload", title="Recorded workloads, tokens per verify step", title_justify="left")
-    for column in ("epoch", "at most nodes", "nodes a step", "tokens a step", "goal", "calibration error"):
+    for column in ("nodes", "epoch", "nodes/step", "tokens/step", "goal", "calibration error"):
         table.add_column(column, justify="right")
     for row in rows:
+        ours, goal, error = row["drafter"] == "trie", row["goal"], row["calibration_error"]
         name = row["workload"] + (", group at once" if row["order"] == "group" else "")
-        nodes = str(row["nodes"])
         if row["equal_nodes"]:
-            nodes += f", each at least {row['min_prob']:.3f}"
-        goal = "" if row["goal"] is None else f"{row['goal']:.2f}"
-        met = None if row["goal"] is None else row["tokens_per_step"] >= row["goal"]
-        error = row["calibration_error"]
+            name += f", min_prob {row['min_prob']:.3f}"
         table.add_row(
-            name,
+            name if ours else f"  {row['drafter']}",
+            str(row["nodes"]),
             str(row["epoch"]),
-            nodes,
             f"{row['nodes_per_step']:.2f}",
-            _coloured(f"{row['tokens_per_step']:.3f}", met),
-            goal,
-            _coloured(f"{error:.4f}", error <= CALIBRATION_GOAL),
+            _coloured(
+                f"{row['tokens_per_step']:.3f}", None if goal is None else row["tokens_per_step"] >= goal
+            ),
+            "" if goal is None else f"{goal:.2f}",
+            _coloured(f"{error:.4f}", error <= CALIBRATION_GOAL if ours else None),
         )
     return table
 
 
 def figures_table(title: str, figures: list[dict[str, Any]]) -> Table:
-    """Figures with their goals; goals met in green, missed in red."""
+    """A row for each thing and drafter, a column for each number of tokens held; goals met in green, missed in red."""
+    columns = sorted({figure["held"] for figure in figures if figure["held"] is not None})
     table = Table("", title=title, title_justify="left")
-    for column in ("measured", "rounds", "goal"):
-        table.add_column(column, justify="right")
+    for held in columns or [None]:
+        table.add_column("measured" if held is None else f"{power_of_ten(held)} held", justify="right")
+    table.add_column("goal", justify="right")
+    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for figure in figures:
-        goal, value = figure["goal"], figure["value"]
-        met = None if goal is None else (value >= goal if figure["at_least"] else value <= goal)
-        rounds = figure["rounds"]
+        rows.setdefault((figure["name"], figure["drafter"], figure["unit"]), []).append(figure)
+    names = list(dict.fromkeys(name for name, _, _ in rows))
+    for (name, drafter, unit), row in sorted(rows.items(), key=lambda item: names.index(item[0][0])):
+        cells = {figure["held"]: _cell(figure) for figure in row}
+        if None in cells and columns:  # not measured by tokens held: any column will do
+            cells = {columns[0]: cells[None]}
         table.add_row(
-            figure["name"],
-            _coloured(f"{_number(value)} {figure['unit']}".rstrip(), met),
-            f"{_number(min(rounds))} to {_number(max(rounds))}" if rounds else "",
-            "" if goal is None else f"{'at least' if figure['at_least'] else 'at most'} {_number(goal)}",
+            (name if drafter == "trie" else f"  {drafter}") + (f" ({unit})" if unit else ""),
+            *(cells.get(held, "") for held in columns or [None]),
+            _goals(row),
         )
     return table
+
+
+def _cell(figure: dict[str, Any]) -> str:
+    goal, value = figure["goal"], figure["value"]
+    met = None if goal is None else (value >= goal if figure["at_least"] else value <= goal)
+    return _coloured(_number(value), met)
+
+
+def _goals(row: list[dict[str, Any]]) -> str:
+    """What is asked for, at which number of tokens held if not at every one."""
+    goals = {figure["held"]: figure["goal"] for figure in row if figure["goal"] is not None}
+    if not goals:
+        return ""
+    word = "at least" if row[0]["at_least"] else "at most"
+    if len(goals) == len(row) and len(set(goals.values())) == 1:
+        return f"{word} {_number(row[0]['goal'])}"
+    return f"{word} " + ", ".join(f"{_number(goal)} at {power_of_ten(held)}" for held, goal in goals.items())
 
 
 def _coloured(text: str, met: bool | None) -> str:
@@ -75,5 +97,5 @@ def _coloured(text: str, met: bool | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Three significant digits or all before the point."""
+    """Three significant digits, or all those before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
