@@ -1,6 +1,6 @@
 """The trie drafter: acceptance, calibration, speed on one core, stalls, memory.
 
-    python -m benchmarks.drafter [--parts acceptance,speed,memory] [--quick] [--rival]
+    python -m benchmarks.drafter [--parts acceptance,drift,speed,memory] [--quick] [--rival]
 
 Acceptance and calibration come from recorded completions (benchmarks/data/drafting). Speed and memory are measured with
 1e5, 1e6 and 1e7 tokens of generated text held (benchmarks/drafter_text.py), on one core, all sizes in turn; figures are
@@ -19,14 +19,14 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import drafter_acceptance, drafter_memory, drafter_speed, drafter_tables, machine
+from benchmarks import drafter_acceptance, drafter_memory, drafter_speed, drafter_tables, drift, machine
 from benchmarks.drafter_held import Held, make_trie
 from benchmarks.drafter_measure import can_pin, power_of_ten
 from benchmarks.drafter_rival import AS_SHIPPED, AS_TREE, LOOSENED, SuffixTreeDrafter, is_installed
 from rollout_spec.draft import TrieDrafter
 
 FOLDER = Path(__file__).parent
-PARTS = ("acceptance", "speed", "memory")
+PARTS = ("acceptance", "drift", "speed", "memory")
 RIVALS = {
     "suffix tree as shipped": lambda: SuffixTreeDrafter(AS_SHIPPED),
     "suffix tree, loosened": lambda: SuffixTreeDrafter(LOOSENED),
@@ -41,10 +41,16 @@ class Settings:
     rival: bool = False
     cases: tuple[drafter_acceptance.Case, ...] = drafter_acceptance.CASES
     speed: drafter_speed.SpeedSettings = drafter_speed.FULL
+    aged: tuple[str, ...] = drift.WORKLOADS
     memory: drafter_memory.MemorySettings = drafter_memory.FULL
 
 
-QUICK = Settings(cases=drafter_acceptance.QUICK_CASES, speed=drafter_speed.QUICK, memory=drafter_memory.QUICK)
+QUICK = Settings(
+    cases=drafter_acceptance.QUICK_CASES,
+    aged=("rollouts_qwen",),
+    speed=drafter_speed.QUICK,
+    memory=drafter_memory.QUICK,
+)
 
 
 def benchmark(settings: Settings, console: Console) -> dict[str, Any]:
@@ -57,6 +63,8 @@ def benchmark(settings: Settings, console: Console) -> dict[str, Any]:
     if "acceptance" in settings.parts:
         rivals = RIVALS if settings.rival else {}
         results["acceptance"] = _plain(drafter_acceptance.measure(settings.cases, rivals, say))
+    if "drift" in settings.parts:
+        results["drift"] = _plain(drift.measure(drift.DEFAULT_DECAYS, settings.aged, say))
     if "speed" in settings.parts or "memory" in settings.parts:
         drafter_speed.warm_up()
         helds: list[Held[TrieDrafter]] = []

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import drift
 from benchmarks.drafter_acceptance import CALIBRATION_GOAL
 from benchmarks.drafter_measure import power_of_ten
 
@@ -24,6 +25,8 @@ def print_results(results: dict[str, Any], console: Console) -> None:
     """Every part that was measured."""
     if "acceptance" in results:
         console.print(acceptance_table(results["acceptance"]))
+    if "drift" in results:
+        console.print(drift.table([drift.Aged(**one) for one in results["drift"]]))
     for part, title in TITLES.items():
         if results.get(part):
             console.print(figures_table(title, results[part]))

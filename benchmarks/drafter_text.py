@@ -50,41 +50,33 @@ EASY = Variation(places=0.04, noise=0.0125)
 HARD = Variation()
 
 
-class RolloutText:
-    """Documents of `prompts` prompts and their completions; equal arguments give equal text.
+class Variants:
+    """Variants of documents; equal arguments give equal text.
 
-    prompts: int32[prompts, PROMPT_LENGTH], the prompts' tokens.
+    alternatives: int32[A, documents, length]: the documents, and texts that places are taken from instead.
     """
 
-    def __init__(self, prompts: int, *, seed: int = 0, variation: Variation = HARD) -> None:
+    def __init__(self, alternatives: NDArray[np.int32], *, seed: int, variation: Variation) -> None:
         self.variation = variation
         self._seed = seed
-        random = self._random(0)
-        shape = (prompts, PROMPT_LENGTH + LENGTH)
-        phrases = _Phrases(np.random.default_rng(0))  # the language is the same for every seed
-        document = phrases.text(random, prompts * shape[1]).reshape(shape)
-        self.prompts = document[:, :PROMPT_LENGTH]
-        others = [
-            phrases.text(random, prompts * LENGTH).reshape(prompts, LENGTH) for _ in range(ALTERNATIVES - 1)
-        ]
-        self._alternatives = np.stack(
-            [document[:, PROMPT_LENGTH:], *others]
-        )  # [ALTERNATIVES, prompts, LENGTH]
-        starts = random.random((prompts, LENGTH)) < variation.places
-        # Positions from a place's start to its end have its number, the others the number of no place, the last one.
-        latest = np.maximum.accumulate(np.where(starts, np.arange(LENGTH), -1), axis=1)
-        span = random.integers(1, LONGEST_ALTERNATIVE + 1, (prompts, LENGTH))
+        self._alternatives = alternatives
+        _, documents, length = alternatives.shape
+        random = self._random(1)
+        starts = random.random((documents, length)) < variation.places
+        # Positions from a place's start to its end have its number, the others the number after the last place.
+        latest = np.maximum.accumulate(np.where(starts, np.arange(length), -1), axis=1)
+        span = random.integers(1, LONGEST_ALTERNATIVE + 1, (documents, length))
         at = np.maximum(latest, 0)
-        inside = (latest >= 0) & (np.arange(LENGTH) - at < np.take_along_axis(span, at, axis=1))
-        numbers = np.cumsum(starts, dtype=np.int32).reshape(prompts, LENGTH) - 1
+        inside = (latest >= 0) & (np.arange(length) - at < np.take_along_axis(span, at, axis=1))
+        numbers = np.cumsum(starts, dtype=np.int32).reshape(documents, length) - 1
         self._places = int(starts.sum())
         self._place = np.where(inside, numbers, self._places)
 
     def completions(self, epoch: int, sample: int) -> NDArray[np.int32]:
-        """int32[prompts, LENGTH]: a sample of every prompt in an epoch."""
-        random = self._random(1, epoch, sample)
-        preferred = self._preferred(epoch)
-        other = (preferred + random.integers(1, ALTERNATIVES, self._places, np.int8)) % ALTERNATIVES
+        """int32[documents, length]: a variant of every document."""
+        random = self._random(2, epoch, sample)
+        count, preferred = len(self._alternatives), self._preferred(epoch)
+        other = (preferred + random.integers(1, count, self._places, np.int8)) % count
         chosen = np.append(
             np.where(random.random(self._places) < self.variation.preference, preferred, other), np.int8(0)
         )
@@ -93,28 +85,56 @@ class RolloutText:
         text[noisy] = random.integers(0, VOCABULARY, int(noisy.sum()), np.int32)
         return text
 
-    def workload(self, name: str, *, samples: int = 8, epochs: int = 2) -> Workload:
-        """The completions to replay."""
-        recorded = [
-            Recorded(epoch, number, sample, self.prompts[number], tokens)
-            for epoch in range(epochs)
-            for sample in range(samples)
-            for number, tokens in enumerate(self.completions(epoch, sample))
-        ]
-        return Workload(name, tuple(recorded), np.empty(0, np.int32))
-
     def _preferred(self, epoch: int) -> NDArray[np.int8]:
         """int8[places]: the alternative that each place prefers in an epoch."""
         preferred = np.zeros(self._places, np.int8)
         for number in range(1, epoch + 1):
-            random = self._random(2, number)
+            random = self._random(3, number)
             moved = random.random(self._places) < self.variation.drift
-            step = random.integers(1, ALTERNATIVES, self._places, np.int8)
-            preferred = np.where(moved, (preferred + step) % ALTERNATIVES, preferred)
+            step = random.integers(1, len(self._alternatives), self._places, np.int8)
+            preferred = np.where(moved, (preferred + step) % len(self._alternatives), preferred)
         return preferred
 
     def _random(self, *purpose: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, *purpose])
+
+
+class RolloutText:
+    """Made-up documents of `prompts` prompts, and their completions; equal arguments give equal text.
+
+    prompts: int32[prompts, PROMPT_LENGTH], the prompts' tokens.
+    """
+
+    def __init__(self, prompts: int, *, seed: int = 0, variation: Variation = HARD) -> None:
+        random = np.random.default_rng([seed, 0])
+        phrases = _Phrases(np.random.default_rng(0))  # the language is the same for every seed
+        self.prompts = phrases.text(random, prompts * PROMPT_LENGTH).reshape(prompts, PROMPT_LENGTH)
+        alternatives = phrases.text(random, ALTERNATIVES * prompts * LENGTH)
+        self._variants = Variants(
+            alternatives.reshape(ALTERNATIVES, prompts, LENGTH), seed=seed, variation=variation
+        )
+
+    def completions(self, epoch: int, sample: int) -> NDArray[np.int32]:
+        """int32[prompts, LENGTH]: a sample of every prompt in an epoch."""
+        return self._variants.completions(epoch, sample)
+
+
+def workload(
+    name: str,
+    prompts: NDArray[np.int32],
+    text: Variants | RolloutText,
+    *,
+    samples: int = 8,
+    epochs: int = 2,
+) -> Workload:
+    """Completions to replay. prompts: int32[P, prompt length], of the documents in their order."""
+    recorded = [
+        Recorded(epoch, number, sample, prompts[number], tokens)
+        for epoch in range(epochs)
+        for sample in range(samples)
+        for number, tokens in enumerate(text.completions(epoch, sample))
+    ]
+    return Workload(name, tuple(recorded), np.empty(0, np.int32))
 
 
 class _Phrases:
