@@ -73,11 +73,16 @@ def measure(
     for case in cases:
         say(f"Replaying {case.workload} with {case.nodes} nodes ...")
         config = DraftConfig(max_nodes=case.nodes) if case.spend is None else spending(case, case.spend)
-        measured += _epochs("trie", case, TrieDrafter(config), config.min_prob, case.goals)
+        measured += measure_with(case, config)
         if case.spend is None:
             for name, make in rivals.items():
                 measured += _epochs(name, case, make(), None, [None] * len(case.goals))
     return measured
+
+
+def measure_with(case: Case, config: DraftConfig) -> list[Acceptance]:
+    """A case with our drafter, by epoch."""
+    return list(_epochs("trie", case, TrieDrafter(config), config.min_prob, case.goals))
 
 
 def spending(

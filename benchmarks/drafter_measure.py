@@ -85,7 +85,7 @@ def _pin(cores: set[int]) -> None:
 class Caches:
     """Empties the processor's caches by streaming through a large array."""
 
-    def __init__(self, size_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, size_bytes: int) -> None:
         self._array = np.ones(size_bytes // 8, np.int64)
 
     def empty(self) -> None:

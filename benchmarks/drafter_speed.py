@@ -24,6 +24,7 @@ from benchmarks.drafter_held import (
     make_trie,
 )
 from benchmarks.drafter_measure import (
+    CACHE_BYTES,
     Caches,
     Figure,
     can_pin,
@@ -60,7 +61,8 @@ class SpeedSettings:
     """held: tokens held. rounds: turns of every size. calls: of propose in a turn, on warm contexts.
 
     first_touches: calls in a turn that each come after the caches were emptied. stall_capacity: capacity_tokens where
-    stalls are looked for. stall_calls: single-token calls at that capacity.
+    stalls are looked for. stall_calls: single-token calls at that capacity. cache_bytes: streamed through to empty
+    the caches.
     """
 
     held: tuple[int, ...] = (10**5, 10**6, 10**7)
@@ -69,6 +71,7 @@ class SpeedSettings:
     first_touches: int = 3
     stall_capacity: int = 500_000
     stall_calls: int = 200_000
+    cache_bytes: int = CACHE_BYTES
 
 
 FULL = SpeedSettings()
@@ -105,7 +108,7 @@ def measure_held(
 ) -> dict[str, list[Figure]]:
     """Learning and proposing, all drafters and sizes in turn in every round, all on one core."""
     measured: dict[str, dict[tuple[str, str, int], list[float]]] = {"learning": {}, "proposing": {}}
-    caches = Caches()
+    caches = Caches(settings.cache_bytes)
     small = {held.name: held for held in helds}  # of each kind one, to bring the code back to emptied caches
     others = {name: Batch(held.sibling(SMALL), BATCH, NODES) for name, held in small.items()}
     for number in range(settings.rounds):
