@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import json
 import time
 from collections.abc import Sequence
@@ -19,7 +20,15 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import drafter_acceptance, drafter_memory, drafter_speed, drafter_tables, drift, machine
+from benchmarks import (
+    drafter_acceptance,
+    drafter_memory,
+    drafter_rival,
+    drafter_speed,
+    drafter_tables,
+    drift,
+    machine,
+)
 from benchmarks.drafter_held import Held, make_trie
 from benchmarks.drafter_measure import can_pin, power_of_ten
 from benchmarks.drafter_rival import AS_SHIPPED, AS_TREE, LOOSENED, SuffixTreeDrafter, is_installed
@@ -83,8 +92,10 @@ def benchmark(settings: Settings, console: Console) -> dict[str, Any]:
         files = drafter_memory.measure_files(_nearest(helds, settings.memory.saved), settings.memory.rounds)
         results["files"] = _plain(files)
     if "speed" in settings.parts:
-        for part, figures in drafter_speed.measure_held(everyone, settings.speed, say).items():
-            results[part] = _plain(figures)
+        filling = drafter_speed.filling(everyone)
+        speed = drafter_speed.measure_held(everyone, settings.speed, say)
+        results["learning"] = _plain([*filling, *speed["learning"]])
+        results["proposing"] = _plain(speed["proposing"])
         results["cores"] = _plain(drafter_speed.measure_cores(helds[-1], settings.speed))
         say("Stalls ...")
         results["stalls"] = _plain(drafter_speed.measure_stalls(helds[-1], settings.speed))
@@ -124,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     console = Console()
     described = machine.describe() | {"speed_on_one_core": can_pin()}
+    if parsed.rival:
+        described["versions"][drafter_rival.PACKAGE] = importlib.metadata.version(drafter_rival.PACKAGE)
     started = time.perf_counter()
     results = benchmark(settings, console)
     drafter_tables.print_results(results, console)

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.drafter_measure import cpu_seconds_of
 from benchmarks.drafter_text import LENGTH, VOCABULARY, RolloutText
 from benchmarks.replay import ReplayDrafter
 from rollout_spec.draft import DraftConfig, TrieDrafter
@@ -81,24 +82,28 @@ def random_tokens(*, seed: int = 0) -> Iterator[Sample]:
         yield Sample(("random", number), tokens[:1], tokens)
 
 
-def learn(drafter: LearningDrafter, sample: Sample) -> None:
-    """A whole request, from start to finish."""
+def learn(drafter: LearningDrafter, sample: Sample) -> float:
+    """A whole request, from start to finish; returns the CPU seconds that `extend` took."""
     drafter.start("learning", sample.prompt, sample.group_id)
-    drafter.extend("learning", sample.tokens)
+    seconds = cpu_seconds_of(lambda: drafter.extend("learning", sample.tokens))
     drafter.finish("learning")
+    return seconds
 
 
-def fill(drafter: LearningDrafter, samples: Iterator[Sample], tokens: int) -> None:
-    """Learns until the drafter has learnt `tokens` tokens."""
+def fill(drafter: LearningDrafter, samples: Iterator[Sample], tokens: int) -> float:
+    """Learns until the drafter has learnt `tokens` tokens; returns the CPU seconds that `extend` took."""
+    seconds = 0.0
     while (missing := tokens - drafter.tokens_learnt) > 0:
         sample = next(samples)
-        learn(drafter, Sample(sample.group_id, sample.prompt, sample.tokens[:missing]))
+        seconds += learn(drafter, Sample(sample.group_id, sample.prompt, sample.tokens[:missing]))
+    return seconds
 
 
 class Held(Generic[D]):
     """A drafter that has learnt `tokens` tokens: `EPOCHS` epochs of `SAMPLES` completions a prompt.
 
-    make: makes the drafter, given the tokens it is to hold. name: of the drafter, in tables.
+    make: makes the drafter, given the tokens it is to hold. name: of the drafter, in tables. fill_s: CPU seconds that
+    `extend` took to get there.
     """
 
     def __init__(self, tokens: int, make: Callable[[int], D], name: str = "trie") -> None:
@@ -109,12 +114,11 @@ class Held(Generic[D]):
         self._random = np.random.default_rng(tokens)
         self._epochs = EPOCHS  # drawn from so far
         self._new_prompts = 0
-        self.drafter = self._filled()
+        self.drafter, self.fill_s = self._filled()
 
-    def _filled(self) -> D:
+    def _filled(self) -> tuple[D, float]:
         drafter = self._make(self.tokens)
-        fill(drafter, endless(self.text), self.tokens)
-        return drafter
+        return drafter, fill(drafter, endless(self.text), self.tokens)
 
     def sibling(self, tokens: int) -> Held[D]:
         """Another of the same kind that holds `tokens` tokens."""
@@ -123,7 +127,7 @@ class Held(Generic[D]):
     def refill(self) -> None:
         """Starts anew with what was held at first, if too much was learnt since."""
         if self.drafter.tokens_learnt > MOST_GROWTH * self.tokens:
-            self.drafter = self._filled()
+            self.drafter, _ = self._filled()
 
     def of_held_prompts(self, count: int) -> list[Sample]:
         """Further completions of prompts that are held, drawn at random: a later epoch."""

@@ -50,10 +50,17 @@ def median_figure(name: str, values: Sequence[float], unit: str, **others: Any) 
     return Figure(name, statistics.median(values), unit, rounds=tuple(values), **others)
 
 
-def seconds_of(call: Callable[[], object]) -> float:
+def wall_seconds_of(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
+
+
+def cpu_seconds_of(call: Callable[[], object]) -> float:
+    """CPU time of all threads of this process: on one core that nothing else uses, the time it takes."""
+    started = time.process_time()
+    call()
+    return time.process_time() - started
 
 
 def can_pin() -> bool:

@@ -28,7 +28,7 @@ from benchmarks.drafter_held import (
     fill,
     random_tokens,
 )
-from benchmarks.drafter_measure import Figure, median_figure, power_of_ten, resident_bytes, seconds_of
+from benchmarks.drafter_measure import Figure, median_figure, power_of_ten, resident_bytes, wall_seconds_of
 from benchmarks.drafter_text import LENGTH, RolloutText
 from rollout_spec.draft import DraftConfig, TrieDrafter
 
@@ -104,9 +104,9 @@ def measure_files(held: Held[TrieDrafter], rounds: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "history"
         for _ in range(rounds):
-            save_s.append(seconds_of(lambda: held.drafter.save(path)))
+            save_s.append(wall_seconds_of(lambda: held.drafter.save(path)))
             loaded = TrieDrafter(held.drafter.config)
-            load_s.append(seconds_of(lambda: loaded.load(path)))  # noqa: B023
+            load_s.append(wall_seconds_of(lambda: loaded.load(path)))  # noqa: B023
         size = path.stat().st_size
         sample = held.of_held_prompts(1)[0]
         drafts = []

@@ -28,10 +28,11 @@ from benchmarks.drafter_measure import (
     Caches,
     Figure,
     can_pin,
+    cpu_seconds_of,
     median_figure,
     one_core,
     power_of_ten,
-    seconds_of,
+    wall_seconds_of,
 )
 from benchmarks.drafter_text import LENGTH, RolloutText
 from rollout_spec.draft import DraftConfig, TrieDrafter
@@ -94,10 +95,10 @@ def learning_speed(drafter: LearningDrafter, samples: Sequence[Sample], piece: i
         for at in range(0, LENGTH, step)
         for name, sample in zip(names, samples, strict=True)
     ]
-    started = time.perf_counter()
+    started = time.process_time()
     for name, tokens in calls:
         drafter.extend(name, tokens)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     for name in names:
         drafter.finish(name)
     return sum(len(sample.tokens) for sample in samples) / seconds
@@ -106,7 +107,7 @@ def learning_speed(drafter: LearningDrafter, samples: Sequence[Sample], piece: i
 def measure_held(
     helds: Sequence[Held[Any]], settings: SpeedSettings, say: Callable[[str], None]
 ) -> dict[str, list[Figure]]:
-    """Learning and proposing, all drafters and sizes in turn in every round, all on one core."""
+    """Learning and proposing, all drafters and sizes in turn in every round, all on one core, in CPU time."""
     measured: dict[str, dict[tuple[str, str, int], list[float]]] = {"learning": {}, "proposing": {}}
     caches = Caches(settings.cache_bytes)
     small = {held.name: held for held in helds}  # of each kind one, to bring the code back to emptied caches
@@ -139,15 +140,29 @@ def measure_held(
     }
 
 
+def filling(helds: Sequence[Held[Any]]) -> list[Figure]:
+    """Learning from nothing to the number of tokens held: what it costs the history to grow is in it too."""
+    return [
+        Figure(
+            "from none held, on average",
+            held.tokens / held.fill_s,
+            "tokens/s",
+            held=held.tokens,
+            drafter=held.name,
+        )
+        for held in helds
+    ]
+
+
 def _proposing(batch: Batch, other: Batch, caches: Caches, settings: SpeedSettings) -> dict[str, float]:
     with one_core():
         nodes = batch.propose() / BATCH
-        warm = statistics.median(seconds_of(batch.propose) for _ in range(settings.calls))
+        warm = statistics.median(cpu_seconds_of(batch.propose) for _ in range(settings.calls))
         first = []
         for _ in range(settings.first_touches):
             caches.empty()
             other.propose()  # the code is warm again, what the drafter holds isn't
-            first.append(seconds_of(batch.propose))
+            first.append(cpu_seconds_of(batch.propose))
     return {WARM: 1e6 * warm / BATCH, FIRST_TOUCH: 1e6 * statistics.median(first) / BATCH, PROPOSED: nodes}
 
 
@@ -178,8 +193,8 @@ def measure_cores(held: Held[TrieDrafter], settings: SpeedSettings) -> list[Figu
     batch.propose()
     for _ in range(settings.rounds):
         with one_core():
-            one.append(1e6 * statistics.median(seconds_of(batch.propose) for _ in range(settings.calls)))
-        every.append(1e6 * statistics.median(seconds_of(batch.propose) for _ in range(settings.calls)))
+            one.append(1e6 * statistics.median(wall_seconds_of(batch.propose) for _ in range(settings.calls)))
+        every.append(1e6 * statistics.median(wall_seconds_of(batch.propose) for _ in range(settings.calls)))
     batch.finish()
     name = f"propose for {BATCH} requests"
     ratio = statistics.median(one) / statistics.median(every)
@@ -203,9 +218,7 @@ def measure_stalls(held: Held[TrieDrafter], settings: SpeedSettings) -> list[Fig
         figures = _stalls("grows", _single_tokens(drafter, growing, capacity))
         fill(drafter, forgetting, 4 * capacity)
         figures += _stalls("forgets", _single_tokens(drafter, forgetting, settings.stall_calls))
-        started = time.perf_counter()
-        held.drafter.new_version(1)
-        seconds = time.perf_counter() - started
+        seconds = cpu_seconds_of(lambda: held.drafter.new_version(1))
     name = f"new_version, {power_of_ten(held.tokens)} held"
     return [*figures, Figure(name, 1e3 * seconds, "ms", STALL_GOAL_MS)]
 

@@ -33,26 +33,35 @@ def print_results(results: dict[str, Any], console: Console) -> None:
 
 
 def acceptance_table(rows: list[dict[str, Any]]) -> Table:
+    """A row for each replay of an epoch with our drafter, with a column for each rival."""
+    rivals = list(dict.fromkeys(row["drafter"] for row in rows if row["drafter"] != "trie"))
     table = Table("workload", title="Recorded workloads, tokens per verify step", title_justify="left")
-    for column in ("nodes", "epoch", "nodes/step", "tokens/step", "goal", "calibration error"):
+    for column in ("nodes", "epoch", "nodes/step", "tokens/step", "goal", "calibration error", *rivals):
         table.add_column(column, justify="right")
+    same = {_key(row): row for row in rows}
     for row in rows:
-        ours, goal, error = row["drafter"] == "trie", row["goal"], row["calibration_error"]
+        if row["drafter"] != "trie":
+            continue
+        goal, tokens, error = row["goal"], row["tokens_per_step"], row["calibration_error"]
         name = row["workload"] + (", group at once" if row["order"] == "group" else "")
         if row["equal_nodes"]:
             name += f", min_prob {row['min_prob']:.3f}"
+        others = [same.get(_key(row | {"drafter": rival})) for rival in rivals]
         table.add_row(
-            name if ours else f"  {row['drafter']}",
+            name,
             str(row["nodes"]),
             str(row["epoch"]),
             f"{row['nodes_per_step']:.2f}",
-            _coloured(
-                f"{row['tokens_per_step']:.3f}", None if goal is None else row["tokens_per_step"] >= goal
-            ),
+            _coloured(f"{tokens:.3f}", None if goal is None else tokens >= goal),
             "" if goal is None else f"{goal:.2f}",
-            _coloured(f"{error:.4f}", error <= CALIBRATION_GOAL if ours else None),
+            _coloured(f"{error:.4f}", error <= CALIBRATION_GOAL),
+            *("" if other is None else f"{other['tokens_per_step']:.3f}" for other in others),
         )
     return table
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("drafter", "workload", "order", "nodes", "epoch", "equal_nodes"))
 
 
 def figures_table(title: str, figures: list[dict[str, Any]]) -> Table:
