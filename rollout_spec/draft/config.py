@@ -36,8 +36,8 @@ class DraftConfig:
     gate: bool = True
     capacity_tokens: int = 4_000_000
     max_match: int = LONGEST_MATCH
-    min_prob: float = 0.004
-    version_decay: float = 0.9
+    min_prob: float = 0.001
+    version_decay: float = 0.85
 
     def __post_init__(self) -> None:
         faults = []

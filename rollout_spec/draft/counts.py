@@ -1,9 +1,13 @@
 """The counts: a hash table of (context, next token) pairs in one flat array.
 
-A slot is 16 bytes and holds one pair: a 48-bit hash of the context, the token that followed, how often, when last,
-and which group saw it. Four slots are a line (64 bytes, a cache line). A pair lies in one of two lines, which its
-context's hash names; so the followers of a context are found by reading two lines. A context with more than
-FOLLOWERS followers goes on to the next level: two more lines, named by a changed hash.
+A slot is 16 bytes, two int64 words, and holds one pair:
+
+    word 0 = context's hash (47 bits) << 16 | tick (16 bits): when the pair was last seen
+    word 1 = token (31 bits) << 32 | count (16 bits) << 16 | group (16 bits): the only one that saw it, or SHARED
+
+Four slots are a line (64 bytes, a cache line). A pair lies in one of two lines, which its context's hash names; so
+the followers of a context are found by reading two lines. A context with more than FOLLOWERS followers goes on to
+the next level: two more lines, named by a changed hash.
 
 When both lines are full, a pair of them moves to its other line if there is room, and else the pair of them that
 is worth least is forgotten: the least seen, and the longest ago. Forgetting thus costs no more than learning, and
@@ -12,8 +16,9 @@ happens a pair at a time.
 Evidence by group costs no second copy: a pair that one group alone saw carries that group's number. When another
 group sees it too, it is marked SHARED, and each group gets a pair of its own under a hash salted with its number.
 
-Lines are numbered in the order of the hashes: home = hash * lines / 2**32. The table therefore grows in place by
-any factor, a few lines at a time, from the last line to the first; MIGRATING is the lowest old line that moved.
+The table grows a line at a time, by linear hashing (Litwin, 1980): while a table of 2**k lines doubles, its lines
+0, 1, ... are split in order, each into itself and the one 2**k above, which takes the pairs that have one more bit
+of their hash set. So growing is a part of learning too, and the table is never much larger than what it holds.
 """
 
 from __future__ import annotations
@@ -23,19 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import compiled
+from .compiled import compiled, prefetch
 
-SLOT = np.dtype(
-    [
-        ("check", "<u4"),  # high 32 bits of the context's hash; they choose the line
-        ("tag", "<u2"),  # 16 more bits of it
-        ("tick", "<u2"),  # when the pair was last seen
-        ("token", "<i4"),
-        ("count", "<u2"),  # times seen, in units of 1 / ONE; 0 marks a free slot
-        ("group", "<u2"),  # the only group that saw it, or SHARED
-    ],
-    align=True,
-)
+SLOT_BYTES = 16
 LINE = 4
 """Slots in a line."""
 ONE = 64
@@ -46,24 +41,29 @@ SHARED = 0
 """Group of a pair that several groups saw."""
 FOLLOWERS = 4
 """Most slots that one context takes of its two lines; the rest of its followers go to the next level's lines."""
-LEVELS = 4
+LEVELS = 12
 """Times it can go on, so that a context keeps at most LEVELS * FOLLOWERS followers."""
-FULL_PERCENT = 82
+FULL_PERCENT = 72
 """Share of the slots in use at which the table grows."""
 HALVING = 4
 """The worth of an unused pair halves every 2**HALVING ticks."""
+TICKS = 1 << 12
+"""Ticks are counted modulo this."""
 
-# Entries of the control array, int64[CONTROL_SIZE].
-OLD_LINES, LINES, MIGRATING, MAX_LINES, USED, TICK, TOKENS, TOKENS_PER_TICK, TOKENS_AT_TICK = range(9)
+# Entries of the control array, int64[CONTROL_SIZE]. MASK is 2**k - 1 for the power of two at or above LINES.
+LINES, MASK, MAX_LINES, USED, TICK, TOKENS, TOKENS_PER_TICK, TOKENS_AT_TICK = range(8)
 CONTROL_SIZE = 16
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xD6E8FEB86659FD93)
-_SECOND = 0x5851F42D4C95
-_LEVEL_STEP = 0x9E3779B97F4A
-_MASK_48 = (1 << 48) - 1
+_SECOND = 0x5851F42D4C957F2D
+_LEVEL_STEP = 0x1E3779B97F4B
+_KEY_MASK = (1 << 47) - 1
 _SHIFT_32 = np.uint64(32)
 _SHIFT_29 = np.uint64(29)
+_SHIFT_17 = np.uint64(17)
+_16_BITS = 0xFFFF
+_1_TICK = 1 << 16  # words 0 that differ by less have the same hash
 
 
 @compiled
@@ -73,266 +73,343 @@ def extend_hash(running: np.uint64, token: int) -> np.uint64:
 
 
 @compiled
-def finish_hash(running: np.uint64, salt: int) -> np.int64:
-    """48 well-mixed bits, as a non-negative int64, of a running hash and a salt (a group, or 0)."""
-    x = running + np.uint64(salt) * _MIX
+def mixed(x: np.uint64) -> Any:
+    """47 well-mixed bits, as a positive int64."""
     x = (x ^ (x >> _SHIFT_32)) * _MIX
     x = (x ^ (x >> _SHIFT_32)) * _MIX
-    return np.int64(x >> np.uint64(16))
+    return max(np.int64(1), np.int64(x >> _SHIFT_17))
 
 
 @compiled
-def key_of(slot: Any) -> np.int64:
-    """The 48-bit hash of a slot's context."""
-    return (np.int64(slot.check) << 16) | np.int64(slot.tag)
+def key_of_context(running: np.uint64) -> int:
+    """The hash under which a context's pairs are kept; running is the context's running hash."""
+    return mixed(running)
 
 
 @compiled
-def home(check: int, old_lines: int, lines: int, migrating: int) -> int:
-    """A line for 32 bits of hash: of the grown table, if the old line has moved already."""
-    line = (check * old_lines) >> 32
-    if line >= migrating:
-        line = (check * lines) >> 32
+def key_in_group(key: int, group: int) -> int:
+    """The hash under which a group's own pairs of a context are kept, those that are shared."""
+    return mixed(np.uint64(key) * _MULTIPLIER + np.uint64(group))
+
+
+@compiled
+def next_level(key: int) -> int:
+    return max(1, (key + _LEVEL_STEP) & _KEY_MASK)
+
+
+@compiled
+def home(bits: int, lines: int, mask: int) -> int:
+    """A line for some bits of hash."""
+    line = bits & mask
+    if line >= lines:  # not split yet
+        line &= mask >> 1
     return line
 
 
 @compiled
-def homes(key: int, old_lines: int, lines: int, migrating: int) -> tuple[int, int]:
-    """The two lines a context's pairs may lie in; key is its 48-bit hash."""
-    second = (key * _SECOND) & _MASK_48
-    return home(key >> 16, old_lines, lines, migrating), home(second >> 16, old_lines, lines, migrating)
+def homes(key: int, lines: int, mask: int) -> tuple[int, int]:
+    """The two lines a context's pairs may lie in."""
+    return home(key, lines, mask), home((key * _SECOND) >> 24, lines, mask)
 
 
 @compiled
-def seat(slots: NDArray, line_a: int, line_b: int, key: int, token: int, tick: int) -> tuple[int, int]:
+def prefetch_lines(slots: NDArray, key: int, lines: int, mask: int) -> None:
+    line_a, line_b = homes(key, lines, mask)
+    prefetch(slots, line_a * LINE)
+    prefetch(slots, line_b * LINE)
+
+
+@compiled
+def seat(slots: NDArray, line_a: int, line_b: int, key: int, token: int, tick: int) -> tuple[int, int, int]:
     """Where the pair (key, token) is or should go in two lines.
 
-    Returns (slot, kind): 0 it is there, 1 the slot is free, 2 the slot holds a pair to forget, 3 the context has
-    its share of the lines already and the slot holds the least of them.
+    Returns (slot, kind, same). kind: 0 it is there, 1 the slot is free, 2 the slot holds a pair to forget, 3 the
+    context has its share of the lines already and the slot holds the least of them. same: how many pairs of the
+    context the lines hold, as far as was looked.
     """
-    check, tag = np.uint32(key >> 16), np.uint16(key & 0xFFFF)
+    wanted = key << 16
     same, free, most_free = 0, -1, 0
-    for line in (line_a, line_b):
+    for side in range(2):
+        start = (line_a if side == 0 else line_b) * LINE
         free_here, first = 0, -1
-        for i in range(line * LINE, line * LINE + LINE):
-            slot = slots[i]
-            if slot.count == 0:
+        for i in range(start, start + LINE):
+            word = slots[i, 0]
+            if (word ^ wanted) < _1_TICK:
+                if slots[i, 1] >> 32 == token:
+                    return i, 0, same + 1
+                same += 1
+            elif word == 0:
                 free_here += 1
                 if first < 0:
                     first = i
-            elif slot.check == check and slot.tag == tag:
-                if slot.token == token:
-                    return i, 0
-                same += 1
         if free_here > most_free:  # the emptier line
             most_free, free = free_here, first
         if line_a == line_b:
             break
     if same >= FOLLOWERS:
-        return least_worth(slots, line_a, line_b, key, True, tick), 3
+        return least_worth(slots, line_a, line_b, key, True, tick), 3, same
     if free >= 0:
-        return free, 1
-    return least_worth(slots, line_a, line_b, key, False, tick), 2
+        return free, 1, same
+    return least_worth(slots, line_a, line_b, key, False, tick), 2, same
 
 
 @compiled
 def least_worth(slots: NDArray, line_a: int, line_b: int, key: int, same: bool, tick: int) -> int:
     """Slot of the pair in two lines, of one context or of any, that was seen least and longest ago."""
-    weakest, weakest_worth = 0, np.int64(1 << 62)
-    for line in (line_a, line_b):
-        for i in range(line * LINE, line * LINE + LINE):
-            slot = slots[i]
-            if slot.count == 0 or (same and key_of(slot) != key):
+    weakest, weakest_worth = 0, 1 << 62
+    for side in range(2):
+        start = (line_a if side == 0 else line_b) * LINE
+        for i in range(start, start + LINE):
+            word = slots[i, 0]
+            if word == 0 or (same and word >> 16 != key):
                 continue
-            age = (tick - np.int64(slot.tick)) & 0xFFFF
+            age = (tick - word) & (TICKS - 1)
+            count = (slots[i, 1] >> 16) & _16_BITS
             halvings = age >> HALVING
-            worth = (np.int64(slot.count) << 32 >> (halvings if halvings < 40 else 40)) - age
+            worth = (count << 32 >> (halvings if halvings < 40 else 40)) - age
             if worth < weakest_worth:
                 weakest, weakest_worth = i, worth
     return weakest
 
 
 @compiled
-def move_out(slots: NDArray, i: int, old_lines: int, lines: int, migrating: int) -> tuple[int, bool]:
-    """Moves the pair in slot i to a free slot of its other line; returns that line and whether it had one."""
-    line = i // LINE
-    line_a, line_b = homes(key_of(slots[i]), old_lines, lines, migrating)
-    other = line_b if line_a == line else line_a
-    for j in range(other * LINE, other * LINE + LINE):
-        if slots[j].count == 0:
-            slots[j] = slots[i]
-            slots[i].count = 0
-            return other, True
-    return other, False
+def move(slots: NDArray, i: int, j: int) -> None:
+    """Moves the pair in slot i to the free slot j."""
+    slots[j, 0], slots[j, 1] = slots[i, 0], slots[i, 1]
+    slots[i, 0] = slots[i, 1] = 0
 
 
 @compiled
-def make_room(slots: NDArray, line_a: int, line_b: int, old_lines: int, lines: int, migrating: int) -> int:
+def swap(slots: NDArray, i: int, j: int) -> None:
+    """Exchanges two pairs of a context that lie in lines of different levels."""
+    tick_i, tick_j = slots[i, 0] & _16_BITS, slots[j, 0] & _16_BITS
+    slots[i, 0] += tick_j - tick_i
+    slots[j, 0] += tick_i - tick_j
+    slots[i, 1], slots[j, 1] = slots[j, 1], slots[i, 1]
+
+
+@compiled
+def free_slot_of_other_line(slots: NDArray, i: int, lines: int, mask: int) -> tuple[int, int]:
+    """The other line that the pair in slot i may lie in, and a free slot of it or -1."""
+    line_a, line_b = homes(slots[i, 0] >> 16, lines, mask)
+    other = line_b if line_a == i // LINE else line_a
+    for j in range(other * LINE, other * LINE + LINE):
+        if slots[j, 0] == 0:
+            return other, j
+    return other, -1
+
+
+@compiled
+def make_room(slots: NDArray, line_a: int, line_b: int, lines: int, mask: int) -> int:
     """Frees a slot of two full lines by moving one pair, or two, to their other lines; returns it, or -1."""
-    for line in (line_a, line_b):
-        for i in range(line * LINE, line * LINE + LINE):
-            _, moved = move_out(slots, i, old_lines, lines, migrating)
-            if moved:
+    for side in range(2):
+        start = (line_a if side == 0 else line_b) * LINE
+        for i in range(start, start + LINE):
+            _, j = free_slot_of_other_line(slots, i, lines, mask)
+            if j >= 0:
+                move(slots, i, j)
                 return i
-    for line in (line_a, line_b):
-        for i in range(line * LINE, line * LINE + LINE):
-            other, _ = move_out(slots, i, old_lines, lines, migrating)
+    for side in range(2):
+        start = (line_a if side == 0 else line_b) * LINE
+        for i in range(start, start + LINE):
+            other, _ = free_slot_of_other_line(slots, i, lines, mask)
             if other in (line_a, line_b):
                 continue
             for j in range(other * LINE, other * LINE + LINE):
-                _, moved = move_out(slots, j, old_lines, lines, migrating)
-                if moved:
-                    slots[j] = slots[i]
-                    slots[i].count = 0
+                _, k = free_slot_of_other_line(slots, j, lines, mask)
+                if k >= 0:
+                    move(slots, j, k)
+                    move(slots, i, j)
                     return i
     return -1
 
 
 @compiled
-def seat_in_table(
-    slots: NDArray, old_lines: int, lines: int, migrating: int, key: int, token: int, tick: int
-) -> tuple[int, int, int]:
-    """`seat` through the levels of a context, after making room; returns (slot, kind, key of the level)."""
-    i, kind = 0, 0
+def find_pair(slots: NDArray, key: int, token: int, lines: int, mask: int) -> int:
+    """The slot of a pair in its context's two lines, or -1."""
+    line_a, line_b = homes(key, lines, mask)
+    for side in range(2):
+        start = (line_a if side == 0 else line_b) * LINE
+        for i in range(start, start + LINE):
+            if (slots[i, 0] ^ key << 16) < _1_TICK and slots[i, 1] >> 32 == token:
+                return i
+    return -1
+
+
+@compiled
+def seat_in_table(slots: NDArray, control: NDArray, key: int, token: int) -> tuple[int, int, int, bool]:
+    """`seat` through the levels of a context, after making room; returns (slot, kind, key of the level, known).
+
+    A pair that was seen more often than the least of the level before changes places with it, so that the first levels
+    hold what follows most often.
+    """
+    lines, mask, tick = control[LINES], control[MASK], control[TICK]
+    i, kind, known = 0, 0, False
+    before, before_a, before_b = 0, 0, 0
     for level in range(LEVELS):
-        line_a, line_b = homes(key, old_lines, lines, migrating)
-        i, kind = seat(slots, line_a, line_b, key, token, tick)
+        line_a, line_b = homes(key, lines, mask)
+        i, kind, same = seat(slots, line_a, line_b, key, token, tick)
+        known |= same > 0
         if kind == 2:
-            room = make_room(slots, line_a, line_b, old_lines, lines, migrating)
+            room = make_room(slots, line_a, line_b, lines, mask)
             if room >= 0:
                 i, kind = room, 1
+        if kind == 0 and level > 0:
+            j = least_worth(slots, before_a, before_b, before, True, tick)
+            if (slots[j, 1] >> 16) & _16_BITS < (slots[i, 1] >> 16) & _16_BITS:
+                swap(slots, i, j)
+                return j, kind, before, known
+        if kind in (1, 2) and same == FOLLOWERS - 1 and level < LEVELS - 1:
+            # One of four may have been forgotten since, and the token be on the next level.
+            j = find_pair(slots, next_level(key), token, lines, mask)
+            if j >= 0 and j != i:
+                if kind == 2:
+                    control[USED] -= 1
+                slots[i, 0] = key << 16 | (slots[j, 0] & _16_BITS)
+                slots[i, 1] = slots[j, 1]
+                slots[j, 0] = slots[j, 1] = 0
+                return i, 0, key, True
         if kind != 3 or level == LEVELS - 1:
             break
+        before, before_a, before_b = key, line_a, line_b
         key = next_level(key)
-    return i, kind, key
-
-
-@compiled
-def seat_in_history(slots: NDArray, control: NDArray, key: int, token: int) -> tuple[int, int, int]:
-    """`seat_in_table` for the history."""
-    old_lines, lines, migrating = control[OLD_LINES], control[LINES], control[MIGRATING]
-    return seat_in_table(slots, old_lines, lines, migrating, key, token, control[TICK])
-
-
-@compiled
-def next_level(key: int) -> int:
-    return (key + _LEVEL_STEP) & _MASK_48
-
-
-@compiled
-def write(slots: NDArray, i: int, key: int, token: int, count: int, tick: int, group: int) -> None:
-    slot = slots[i]
-    slot.check = key >> 16
-    slot.tag = key & 0xFFFF
-    slot.tick = tick
-    slot.token = token
-    slot.count = count
-    slot.group = group
+    return i, kind, key, known
 
 
 @compiled
 def add(
-    slots: NDArray, i: int, kind: int, key: int, token: int, units: int, tick: int, group: int, ages: NDArray
+    slots: NDArray,
+    control: NDArray,
+    ages: NDArray,
+    i: int,
+    kind: int,
+    key: int,
+    token: int,
+    units: int,
+    tick: int,
+    group: int,
 ) -> int:
-    """Adds units to the pair that `seat` placed; returns 1 when it took a free slot."""
-    if kind != 0:
-        write(slots, i, key, token, units, tick, group)
-        return 1 if kind == 1 else 0
-    slot = slots[i]
-    slot.count = min(65_535, np.int64(slot.count * ages[np.int64(slot.tick)] + 0.5) + units)
-    slot.tick = tick
-    return 0
+    """Adds units, last seen at tick, to the pair that `seat` placed; returns its count."""
+    if kind == 0:
+        word = slots[i, 1]
+        old_tick = slots[i, 0] & (TICKS - 1)
+        count = (word >> 16) & _16_BITS
+        if old_tick != control[TICK]:
+            count = np.int64(count * ages[old_tick] + np.float32(0.5))
+        units = min(_16_BITS, units + count)
+    elif kind == 1:
+        control[USED] += 1
+    slots[i, 0] = key << 16 | tick
+    slots[i, 1] = token << 32 | units << 16 | group
+    return units
 
 
 @compiled
-def halve(slots: NDArray, old_lines: int, lines: int, migrating: int, key: int) -> None:
+def halve(slots: NDArray, lines: int, mask: int, key: int) -> None:
     """Halves the counts of a context, which keeps their proportions."""
     for _ in range(LEVELS):
-        line_a, line_b = homes(key, old_lines, lines, migrating)
-        for line in (line_a, line_b):
-            for i in range(line * LINE, line * LINE + LINE):
-                if slots[i].count != 0 and key_of(slots[i]) == key:
-                    slots[i].count = (np.int64(slots[i].count) + 1) >> 1
+        line_a, line_b = homes(key, lines, mask)
+        for side in range(2):
+            start = (line_a if side == 0 else line_b) * LINE
+            for i in range(start, start + LINE):
+                if slots[i, 0] >> 16 == key:
+                    word = slots[i, 1]
+                    count = (((word >> 16) & _16_BITS) + 1) >> 1
+                    slots[i, 1] = (word >> 32) << 32 | count << 16 | (word & _16_BITS)
             if line_a == line_b:
                 break
         key = next_level(key)
 
 
 @compiled
-def see(slots: NDArray, control: NDArray, ages: NDArray, running: np.uint64, token: int, group: int) -> None:
-    """Counts one sighting, by `group`, of `token` after the context whose running hash is `running`."""
-    tick = control[TICK]
-    first = finish_hash(running, 0)
-    i, kind, key = seat_in_history(slots, control, first, token)
-    owner = np.int64(slots[i].group)
-    if kind == 0 and owner != group:
-        if owner != SHARED:  # a second group: what was the first one's alone gets a pair under its own key
-            slot = slots[i]
-            units = np.int64(slot.count)
-            then = np.int64(slot.tick)
-            slot.group = SHARED
-            see_in_group(slots, control, ages, running, token, owner, units, then)
-        see_in_group(slots, control, ages, running, token, group, ONE, tick)
-        i, kind, key = seat_in_history(slots, control, first, token)  # the above may have taken its slot
-        group = SHARED
-    control[USED] += add(slots, i, kind, key, token, ONE, tick, group, ages)
-    if slots[i].count > COUNT_LIMIT:
-        halve(slots, control[OLD_LINES], control[LINES], control[MIGRATING], first)
+def see_pair(
+    slots: NDArray, control: NDArray, ages: NDArray, first: int, token: int, units: int, tick: int, group: int
+) -> None:
+    """Counts units of a pair that nobody else sees."""
+    i, kind, key, _ = seat_in_table(slots, control, first, token)
+    if add(slots, control, ages, i, kind, key, token, units, tick, group) > COUNT_LIMIT:
+        halve(slots, control[LINES], control[MASK], first)
 
 
 @compiled
-def see_in_group(
+def see(
     slots: NDArray,
     control: NDArray,
     ages: NDArray,
-    running: np.uint64,
+    first: int,
     token: int,
-    group: int,
     units: int,
     tick: int,
-) -> None:
-    first = finish_hash(running, group)
-    i, kind, key = seat_in_history(slots, control, first, token)
-    control[USED] += add(slots, i, kind, key, token, units, tick, group, ages)
-    if slots[i].count > COUNT_LIMIT:
-        halve(slots, control[OLD_LINES], control[LINES], control[MIGRATING], first)
+    group: int,
+    by_group: bool,
+) -> bool:
+    """Counts sightings, by `group`, of `token` after the context with key `first`; by_group: for the group too.
+
+    Returns whether anything had been seen after the context before.
+    """
+    i, kind, key, known = seat_in_table(slots, control, first, token)
+    owner = slots[i, 1] & _16_BITS
+    if kind == 0 and owner != group:
+        if by_group:
+            if (
+                owner != SHARED
+            ):  # a second group: what was the first one's alone gets a pair under its own key
+                count = (slots[i, 1] >> 16) & _16_BITS
+                then = slots[i, 0] & (TICKS - 1)
+                slots[i, 1] ^= owner  # SHARED is 0
+                see_pair(slots, control, ages, key_in_group(first, owner), token, count, then, owner)
+            if group != SHARED:
+                see_pair(slots, control, ages, key_in_group(first, group), token, units, tick, group)
+            if (slots[i, 0] ^ key << 16) >= _1_TICK or slots[i, 1] >> 32 != token:  # the above took its slot
+                i, kind, key, _ = seat_in_table(slots, control, first, token)
+        group = SHARED
+    if add(slots, control, ages, i, kind, key, token, units, tick, group) > COUNT_LIMIT:
+        halve(slots, control[LINES], control[MASK], first)
+    return known
 
 
 @compiled
-def grow(slots: NDArray, control: NDArray, lines_to_move: int) -> None:
-    """Starts growing a table that is nearly full, or moves some lines of one that is growing."""
-    if control[MIGRATING] == 0:
-        if control[USED] * 100 < FULL_PERCENT * LINE * control[LINES] or control[LINES] == control[MAX_LINES]:
-            return
-        control[OLD_LINES] = control[LINES]
-        control[MIGRATING] = control[LINES]
-        control[LINES] = min(control[MAX_LINES], control[LINES] + (control[LINES] >> 2) + 1)
-    moved = np.empty(LINE, SLOT)
-    while lines_to_move > 0 and control[MIGRATING] > 0:
-        lines_to_move -= 1
-        line = control[MIGRATING] - 1
-        count = 0
-        for i in range(line * LINE, line * LINE + LINE):
-            slot = slots[i]
-            if slot.count != 0:
-                key = key_of(slot)
-                a, b = homes(key, control[OLD_LINES], control[OLD_LINES], 0)
-                if a == line or b == line:
-                    moved[count] = slot
-                    count += 1
-                    slot.count = 0
-        control[MIGRATING] = line
-        for j in range(count):
-            pair = moved[j]
-            key = key_of(pair)
-            a, b = homes(key, control[OLD_LINES], control[LINES], line)
-            i, kind = seat(slots, a, b, key, pair.token, control[TICK])
-            if kind == 2:
-                room = make_room(slots, a, b, control[OLD_LINES], control[LINES], line)
-                if room >= 0:
-                    i, kind = room, 1
-            if kind >= 2:
-                control[USED] -= 1
-            slots[i] = pair
-    if control[MIGRATING] == 0:
-        control[OLD_LINES] = control[LINES]
+def grow(slots: NDArray, control: NDArray) -> None:
+    """Splits lines until the table is no fuller than FULL_PERCENT, or has its largest size."""
+    while control[USED] * 100 > FULL_PERCENT * LINE * control[LINES] and control[LINES] < control[MAX_LINES]:
+        new = control[LINES]
+        if new > control[MASK]:
+            control[MASK] = 2 * control[MASK] + 1
+        old = new & (control[MASK] >> 1)
+        control[LINES] = new + 1
+        for i in range(LINE):
+            at = old * LINE + i
+            if slots[at, 0] != 0:
+                line_a, line_b = homes(slots[at, 0] >> 16, control[LINES], control[MASK])
+                if line_a != old and line_b != old:
+                    move(slots, at, new * LINE + i)
+
+
+@compiled
+def insert_all(
+    slots: NDArray, control: NDArray, ages: NDArray, pairs: NDArray, their_ages: NDArray, their_tick: int
+) -> None:
+    """Counts all pairs of another table, int64[N, 2], as if seen as long ago as there."""
+    for n in range(len(pairs)):
+        word = pairs[n, 1]
+        if word == 0:
+            continue
+        age = (their_tick - pairs[n, 0]) & (TICKS - 1)
+        tick = (control[TICK] - age) & (TICKS - 1)
+        aged = ((word >> 16) & _16_BITS) * their_ages[pairs[n, 0] & (TICKS - 1)] / ages[tick]
+        units = max(np.int64(1), min(np.int64(aged + np.float32(0.5)), np.int64(_16_BITS)))
+        see(slots, control, ages, pairs[n, 0] >> 16, word >> 32, units, tick, word & _16_BITS, True)
+        grow(slots, control)
+
+
+def unpacked(slots: NDArray[np.int64], ages: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    """The fields of all pairs of slots [N, 2]: key, tick, token, count (sightings, aged) and group, each [pairs]."""
+    used = slots[slots[:, 0] != 0]
+    ticks = used[:, 0] & (TICKS - 1)
+    return {
+        "key": used[:, 0] >> 16,
+        "tick": ticks,
+        "token": used[:, 1] >> 32,
+        "count": ((used[:, 1] >> 16) & _16_BITS) * ages[ticks] / ONE,
+        "group": used[:, 1] & _16_BITS,
+    }

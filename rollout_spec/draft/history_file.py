@@ -2,7 +2,7 @@
 
 Layout: MAGIC (16 bytes); format version, header bytes and header checksum (three little-endian uint32); the
 header, JSON with the caller's facts and each array's name, dtype, shape, offset and CRC-32; then the arrays, each at
-a multiple of 64 bytes from the start of the file, so that it can be memory-mapped.
+a multiple of ALIGNMENT from the start of the file, so that it can be memory-mapped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import struct
 import tempfile
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,23 @@ from numpy.typing import NDArray
 from ..errors import HistoryError
 
 MAGIC = b"rollout_spec.h\r\n\0"[:16]
-FORMAT_VERSION = 1
-_ALIGNMENT = 64
+FORMAT_VERSION = 2
+ALIGNMENT = 1 << 16
+"""A multiple of every system's page size."""
 _PREFIX = struct.Struct("<III")
 
 
-def write_arrays(path: str | os.PathLike[str], facts: dict[str, Any], arrays: dict[str, NDArray]) -> None:
-    """Writes facts and arrays (of plain dtypes); the file appears whole or not at all."""
+@dataclass(frozen=True)
+class HistoryFile:
+    """A file's content. The arrays are memory-mapped and read-only; offsets say where in the file each begins."""
+
+    facts: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    offsets: dict[str, int]
+
+
+def write_file(path: str | os.PathLike[str], facts: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    """Writes facts and arrays (of plain dtypes), in this order; the file appears whole or not at all."""
     flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()}
     entries = [
         {
@@ -45,7 +56,7 @@ def write_arrays(path: str | os.PathLike[str], facts: dict[str, Any], arrays: di
         with os.fdopen(descriptor, "wb") as file:
             file.write(MAGIC + _PREFIX.pack(FORMAT_VERSION, len(header), zlib.crc32(header)) + header)
             for data in flat.values():
-                file.write(bytes(-file.tell() % _ALIGNMENT))
+                file.write(bytes(-file.tell() % ALIGNMENT))
                 file.write(data.data)
         os.replace(temporary, path)
     except BaseException:
@@ -53,8 +64,8 @@ def write_arrays(path: str | os.PathLike[str], facts: dict[str, Any], arrays: di
         raise
 
 
-def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """The facts and the arrays, memory-mapped read-only, of a file that `write_arrays` wrote.
+def read_file(path: str | os.PathLike[str]) -> HistoryFile:
+    """The content of a file that `write_file` wrote.
 
     Raises HistoryError when it is another kind of file, of another format version, cut short or altered.
     """
@@ -73,18 +84,21 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     if len(header) != header_bytes or zlib.crc32(header) != header_crc:
         raise HistoryError(f"{name} is damaged: its header is cut short or altered; restore or delete it")
     content = json.loads(header)
-    whole = np.memmap(path, np.uint8, mode="r")
-    arrays, faults, offset = {}, [], len(start) + header_bytes
+    whole = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+    arrays: dict[str, NDArray[Any]] = {}
+    offsets: dict[str, int] = {}
+    faults, offset = [], len(start) + header_bytes
     for entry in content["arrays"]:
-        offset += -offset % _ALIGNMENT
+        offset += -offset % ALIGNMENT
         data = whole[offset : offset + entry["bytes"]]
+        offsets[entry["name"]] = offset
         offset += entry["bytes"]
         if len(data) != entry["bytes"]:
             faults.append(f"array {entry['name']!r} is cut short")
         elif zlib.crc32(data.data) != entry["crc32"]:
             faults.append(f"array {entry['name']!r} is altered")
         else:
-            arrays[entry["name"]] = data.view(np.ndarray).view(entry["dtype"]).reshape(entry["shape"])
+            arrays[entry["name"]] = data.view(entry["dtype"]).reshape(entry["shape"])
     if faults:
         raise HistoryError(f"{name} is damaged: {'; '.join(faults)}; restore or delete it")
-    return content["facts"], arrays
+    return HistoryFile(content["facts"], arrays, offsets)

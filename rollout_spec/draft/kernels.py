@@ -1,90 +1,106 @@
-"""The compiled entry points: learn tokens, draft a batch of trees, move tables. All release the GIL."""
+"""The compiled entry points: learn tokens, draft a batch of trees. Both release the GIL."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import calibrated, grade_of, settle
+from .calibration import calibrated, grade_of, least_mixed, settle
 from .compiled import compiled
 from .config import LONGEST_MATCH
 from .counts import (
-    COUNT_LIMIT,
-    LINE,
+    LINES,
+    MASK,
     ONE,
     TICK,
+    TICKS,
     TOKENS,
     TOKENS_AT_TICK,
     TOKENS_PER_TICK,
-    USED,
-    add,
-    finish_hash,
     grow,
-    halve,
-    key_of,
-    seat_in_history,
-    seat_in_table,
+    prefetch_lines,
     see,
 )
-from .mixture import SHAPES, hash_context, new_evidence, predict, reward
-from .state import DRAFTED, GROUP, LENGTH, NODE, OWN_FIRST, OWN_LINES, OWN_USED, TEXT, State
+from .evidence import LENGTHS, PLAIN_SHAPES, SHAPES, collect, hash_context
+from .mixture import mix, reward
+from .own import TOKEN, append
+from .state import DRAFTED, GROUP, LENGTH, OWN_FIRST, State
+from .workspace import Workspace
 
-LINES_MOVED_PER_TOKEN = 16
+DEEPEN = 3
+"""A context is counted in so many shapes more than the longest of its shapes that is known already."""
+REWARD_ALL = 1 << 14
+REWARD_EVERY = 4
+"""The mixture's weights follow every token up to REWARD_ALL tokens of history, then one in REWARD_EVERY."""
+QUICK_BELOW = np.float32(0.03)
+"""What follows a node less likely than this is looked at quickly."""
 
 
 @compiled
-def learn(state: State, r: int, new: NDArray, max_match: int, is_output: bool) -> int:
-    """Learns the next tokens of request r; returns how many fitted its own table, which the caller then enlarges.
+def learn_prompt(state: State, r: int, tokens: NDArray) -> None:
+    """Appends tokens, int32[T], to the own text of request r, which has room for them."""
+    for t in range(len(tokens)):
+        append(state.texts, state.requests[r], tokens[t])
 
-    A prompt is learnt for the request alone, an output for its group and everything too.
-    """
-    control, row = state.control, state.requests[r]
-    context = row[TEXT : TEXT + LONGEST_MATCH]
+
+@compiled
+def learn(state: State, r: int, tokens: NDArray, max_match: int, workspace: Workspace) -> None:
+    """Learns the next output tokens, int32[T], of request r, whose own text has room for them."""
+    history, control, ages, row = state.history, state.control, state.ages, state.requests[r]
+    evidence, context = workspace.evidence, workspace.contexts[0]
     if row[DRAFTED] > 0:
-        settle(state.calibration, state.drafts[r], row[DRAFTED], new)
+        settle(state.calibration, state.drafts[r], row[DRAFTED], tokens)
         row[DRAFTED] = 0
-    own = state.private[row[OWN_FIRST] * LINE : (row[OWN_FIRST] + row[OWN_LINES]) * LINE]
-    evidence = new_evidence()
-    for done in range(len(new)):
-        if row[OWN_USED] + SHAPES > row[OWN_LINES] * (LINE - 1):  # three quarters full
-            return done
-        token, length = new[done], row[LENGTH]
-        if is_output and length > 0:
-            count, bucket = predict(state, row, context, length, max_match, evidence)
-            if count > 0:
-                reward(state.weights[bucket], evidence, count, token)
-        running, used = np.uint64(0), 0
+    length = fill_context(state.texts, row, context)
+    hash_context(context, min(length, max_match), workspace.keys[0])
+    for t in range(len(tokens)):
+        token, keys, next_keys = tokens[t], workspace.keys[t & 1], workspace.keys[(t + 1) & 1]
+        if length > 0 and (control[TOKENS] < REWARD_ALL or control[TOKENS] % REWARD_EVERY == 0):
+            collected = collect(state, row, context, length, max_match, PLAIN_SHAPES, False, evidence)
+            if collected.candidates > 0:
+                weights = state.weights[collected.matched_in_group]
+                mix(weights, evidence, collected)
+                reward(weights, evidence, collected, token)
+        extend_context(context, context, token)
+        append(state.texts, row, token)
+        length = min(length + 1, LONGEST_MATCH)
+        hash_context(context, min(length, max_match), next_keys)
+        for shape in range(SHAPES):  # they come from memory while this token is counted
+            if next_keys[shape] > 0:
+                prefetch_lines(history, next_keys[shape], control[LINES], control[MASK])
+        deepest = DEEPEN - 1
         for shape in range(SHAPES):
-            running, used = hash_context(context, min(length, max_match), shape, running, used)
-            if used == 0:
+            if keys[shape] == 0 or LENGTHS[shape] > LENGTHS[min(deepest, PLAIN_SHAPES - 1)]:
                 continue
-            if is_output:
-                see(state.history, control, state.ages, running, token, row[GROUP])
-            key = finish_hash(running, 0)
-            i, kind, level = seat_in_table(own, row[OWN_LINES], row[OWN_LINES], 0, key, token, control[TICK])
-            row[OWN_USED] += add(own, i, kind, level, token, ONE, control[TICK], 0, state.ages)
-            if own[i].count > COUNT_LIMIT:
-                halve(own, row[OWN_LINES], row[OWN_LINES], 0, key)
-        row[LENGTH] = append(context, length, token)
-        if is_output:
-            grow(state.history, control, LINES_MOVED_PER_TOKEN)
-            control[TOKENS] += 1
-            if control[TOKENS] - control[TOKENS_AT_TICK] >= control[TOKENS_PER_TICK]:
-                control[TOKENS_AT_TICK] = control[TOKENS]
-                control[TICK] = (control[TICK] + 1) & 0xFFFF
-                state.ages[control[TICK]] = 1
-    return len(new)
+            by_group = shape < PLAIN_SHAPES
+            tick = control[TICK]
+            known = see(history, control, ages, keys[shape], token, ONE, tick, row[GROUP], by_group)
+            if known and by_group:
+                deepest = shape + DEEPEN
+        grow(history, control)
+        control[TOKENS] += 1
+        if control[TOKENS] - control[TOKENS_AT_TICK] >= control[TOKENS_PER_TICK]:
+            control[TOKENS_AT_TICK] = control[TOKENS]
+            control[TICK] = (control[TICK] + 1) & (TICKS - 1)
+            ages[control[TICK]] = 1
 
 
 @compiled
-def append(context: NDArray, length: int, token: int) -> int:
-    """Puts token after context[:length], dropping the oldest where there is no room; returns the new length."""
-    if length == LONGEST_MATCH:
-        for i in range(LONGEST_MATCH - 1):
-            context[i] = context[i + 1]
-        length -= 1
-    context[length] = token
-    return length + 1
+def fill_context(texts: NDArray, row: NDArray, context: NDArray) -> int:
+    """Copies the last tokens of a request's text to the end of context[LONGEST_MATCH]; returns how many."""
+    length = min(row[LENGTH], LONGEST_MATCH)
+    end = row[OWN_FIRST] + row[LENGTH]
+    for i in range(length):
+        context[LONGEST_MATCH - 1 - i] = texts[end - 1 - i, TOKEN]
+    return length
+
+
+@compiled
+def extend_context(context: NDArray, shorter: NDArray, token: int) -> None:
+    """Fills context[LONGEST_MATCH] with another, which may be the same, and one more token."""
+    for i in range(LONGEST_MATCH - 1):
+        context[i] = shorter[i + 1]
+    context[LONGEST_MATCH - 1] = token
 
 
 @compiled
@@ -98,54 +114,77 @@ def draft(
     tokens: NDArray,
     parents: NDArray,
     probs: NDArray,
-) -> NDArray[np.int64]:
-    """Drafts a tree for each request of batch; returns int64[B], the nodes of each.
+    sizes: NDArray,
+    workspace: Workspace,
+) -> None:
+    """Drafts a tree for each request of batch, int64[B]; sizes, int64[B], gets the nodes of each.
 
     Fills tokens, parents and probs, each [B, at least the largest budget], depth first.
     """
-    most = tokens.shape[1]
-    sizes = np.zeros(len(batch), np.int64)
-    evidence = new_evidence()
-    waiting = np.empty(most + 1, NODE)
-    contexts = np.empty((most + 1, LONGEST_MATCH), np.int64)  # row n + 1 ends in node n, row 0 in the root
-    lengths = np.empty(most + 1, np.int64)
-    depths = np.zeros(most + 1, np.int64)
     for b in range(len(batch)):
         row, nodes = state.requests[batch[b]], state.drafts[batch[b]]
-        contexts[0] = row[TEXT : TEXT + LONGEST_MATCH]
-        lengths[0] = row[LENGTH]
-        budget = budgets[b] if row[LENGTH] > 0 else 0
-        size, num_waiting, parent, reached = 0, 0, -1, np.float32(1)
-        while size < budget:
-            at = parent + 1
-            count, _ = predict(state, row, contexts[at], lengths[at], max_match, evidence)
-            likeliest = 0
-            for c in range(1, count):
-                if evidence.probs[c] > evidence.probs[likeliest]:
-                    likeliest = c
-            grade = grade_of(depths[at] + 1)
-            for c in range(count):
-                mixed = evidence.probs[c]
-                prob = reached * calibrated(state.calibration, grade, mixed)
-                if prob >= min_prob and (branching or c == likeliest):
-                    num_waiting = push(
-                        waiting, num_waiting, budget - size, evidence.tokens[c], parent, prob, mixed, grade
-                    )
-            if num_waiting == 0:
-                break
-            num_waiting -= 1
-            node = size
-            nodes[node] = waiting[num_waiting]
-            at = nodes[node].parent + 1
-            contexts[node + 1] = contexts[at]
-            lengths[node + 1] = append(contexts[node + 1], lengths[at], nodes[node].token)
-            depths[node + 1] = depths[at] + 1
-            parent, reached = node, nodes[node].prob
-            size += 1
+        size = 0
+        if row[LENGTH] > 0:
+            size = grow_tree(state, row, nodes, budgets[b], max_match, branching, min_prob, workspace)
         row[DRAFTED] = size
         sizes[b] = size
-        lay_out(nodes, size, tokens[b], parents[b], probs[b])
-    return sizes
+        lay_out(nodes, size, tokens[b], parents[b], probs[b], workspace)
+
+
+@compiled
+def grow_tree(
+    state: State,
+    row: NDArray,
+    nodes: NDArray,
+    budget: int,
+    max_match: int,
+    branching: bool,
+    min_prob: float,
+    workspace: Workspace,
+) -> int:
+    """Fills nodes with a tree, always adding the likeliest node that isn't in it yet; returns its size."""
+    evidence, waiting, contexts = workspace.evidence, workspace.waiting, workspace.contexts
+    lengths, depths, longest = workspace.lengths, workspace.depths, workspace.longest
+    lengths[0] = fill_context(state.texts, row, contexts[0])
+    longest[0], depths[0] = PLAIN_SHAPES, 0
+    size, num_waiting, parent, reached = 0, 0, -1, np.float32(1)
+    while size < budget:
+        at = parent + 1
+        quick = reached < QUICK_BELOW
+        collected = collect(state, row, contexts[at], lengths[at], max_match, longest[at], quick, evidence)
+        mix(state.weights[collected.matched_in_group], evidence, collected)
+        longest[at] = collected.matched
+        likeliest = 0
+        if not branching:
+            for c in range(1, collected.candidates):
+                if evidence.probs[c] > evidence.probs[likeliest]:
+                    likeliest = c
+        grade = grade_of(depths[at] + 1)
+        room = budget - size
+        least_prob = min_prob
+        if num_waiting >= room:
+            least_prob = max(min_prob, waiting[num_waiting - room].prob)
+        least = least_mixed(state.calibration, grade, least_prob / reached)
+        for c in range(collected.candidates):
+            mixed = min(evidence.probs[c], np.float32(1))
+            if mixed < least or (not branching and c != likeliest):
+                continue
+            prob = reached * calibrated(state.calibration, grade, mixed)
+            if prob >= least_prob:
+                num_waiting = push(waiting, num_waiting, room, evidence.tokens[c], parent, prob, mixed, grade)
+        if num_waiting == 0:
+            break
+        num_waiting -= 1
+        nodes[size] = waiting[num_waiting]
+        node = nodes[size]
+        at = node.parent + 1
+        extend_context(contexts[size + 1], contexts[at], node.token)
+        lengths[size + 1] = min(lengths[at] + 1, LONGEST_MATCH)
+        depths[size + 1] = depths[at] + 1
+        longest[size + 1] = min(longest[at] + 1, PLAIN_SHAPES)
+        parent, reached = size, node.prob
+        size += 1
+    return size
 
 
 @compiled
@@ -154,11 +193,11 @@ def push(
 ) -> int:
     """Adds a node to those waiting, likeliest last, of which only the `room` likeliest are kept."""
     if count >= room:
-        if prob <= waiting[0].prob:
+        if prob <= waiting[count - room].prob:
             return count
-        count -= 1
-        for i in range(count):
-            waiting[i] = waiting[i + 1]
+        for i in range(room - 1):
+            waiting[i] = waiting[i + 1 + count - room]
+        count = room - 1
     at = count
     while at > 0 and waiting[at - 1].prob >= prob:
         waiting[at] = waiting[at - 1]
@@ -169,10 +208,11 @@ def push(
 
 
 @compiled
-def lay_out(nodes: NDArray, size: int, tokens: NDArray, parents: NDArray, probs: NDArray) -> None:
+def lay_out(
+    nodes: NDArray, size: int, tokens: NDArray, parents: NDArray, probs: NDArray, workspace: Workspace
+) -> None:
     """Writes a tree depth first, the likelier child first: its likeliest path is then mostly contiguous."""
-    pending = np.empty(size, np.int64)
-    place = np.empty(size, np.int64)
+    pending, place = workspace.pending, workspace.place
     num_pending, placed, parent = 0, 0, -1
     while True:
         for n in range(size - 1, parent, -1):  # nodes were made likeliest first
@@ -188,27 +228,3 @@ def lay_out(nodes: NDArray, size: int, tokens: NDArray, parents: NDArray, probs:
         tokens[placed], probs[placed] = node.token, node.prob
         parents[placed] = -1 if node.parent < 0 else place[node.parent]
         placed += 1
-
-
-@compiled
-def rehash(private: NDArray, old_first: int, old_lines: int, first: int, lines: int) -> None:
-    """Copies a request's own table to an empty, larger place."""
-    old = private[old_first * LINE : (old_first + old_lines) * LINE]
-    new = private[first * LINE : (first + lines) * LINE]
-    for i in range(len(old)):
-        pair = old[i]
-        if pair.count != 0:
-            j, _, _ = seat_in_table(new, lines, lines, 0, key_of(pair), pair.token, np.int64(pair.tick))
-            new[j] = pair
-
-
-@compiled
-def insert_all(history: NDArray, control: NDArray, pairs: NDArray) -> None:
-    """Puts pairs into an empty history, forgetting what it has no room for."""
-    for i in range(len(pairs)):
-        if pairs[i].count != 0:
-            j, kind, _ = seat_in_history(history, control, key_of(pairs[i]), pairs[i].token)
-            if kind == 1:
-                control[USED] += 1
-            history[j] = pairs[i]
-            grow(history, control, LINES_MOVED_PER_TOKEN)

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import LONGEST_MATCH
-
 NODE = np.dtype(
     [
         ("token", "<i4"),
@@ -21,18 +19,18 @@ NODE = np.dtype(
 )
 
 # Columns of a request's row.
-GROUP, OWN_FIRST, OWN_LINES, OWN_USED, LENGTH, DRAFTED, TEXT = range(7)
-ROW_SIZE = TEXT + LONGEST_MATCH
+GROUP, OWN_FIRST, OWN_ROWS, LENGTH, DRAFTED = range(5)
+ROW_SIZE = 5
 
 
 class State(NamedTuple):
     """The arrays of one drafter."""
 
-    history: NDArray  # SLOT[max lines * LINE]: pairs seen in outputs, everywhere and by group
+    history: NDArray  # int64[max lines * LINE, 2]: pairs seen in outputs, everywhere and by group
     control: NDArray  # int64[CONTROL_SIZE]: the history's size, see counts.py
-    ages: NDArray  # float32[2**16]: what a sighting of each tick still counts
+    ages: NDArray  # float32[TICKS]: what a sighting of each tick still counts
     weights: NDArray  # float32[BUCKETS, WEIGHTS]: of the mixture
     calibration: NDArray  # float32[GRADES, GRID + 1]
-    private: NDArray  # SLOT[...]: the requests' own tables
-    requests: NDArray  # int64[R, ROW_SIZE]: group, place of the own table, last tokens (newest last)
+    texts: NDArray  # int32[rows, 5]: the requests' own texts, see own.py
+    requests: NDArray  # int64[R, ROW_SIZE]: group, place and length of the own text, size of the last draft
     drafts: NDArray  # NODE[R, 63]: each request's last draft, until it is known what was accepted

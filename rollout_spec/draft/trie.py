@@ -11,52 +11,36 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DraftError, HistoryError, UnknownRequestError
+from ..errors import DraftError, UnknownRequestError
 from ..tree import MAX_NODES, DraftTree
-from . import calibration, counts, kernels, mixture, state
+from . import counts, kernels, state
 from .config import DraftConfig
 from .drafter import TokenSequence
-from .history_file import read_arrays, write_arrays
-from .private import SMALLEST_LINES, PrivateTables
+from .history import History, HistoryFacts
+from .own import SMALLEST_ROWS, OwnTexts, move_text
+from .threads import MOST_THREADS, run_in_parts
+from .workspace import new_workspace
 
-BYTES_PER_TOKEN = 128
-"""Room in the history for a token of capacity; text that repeats itself needs less, so holds more tokens."""
-
-_FIRST_LINES = 256
-_TICKS_PER_CAPACITY = 64
-_LEAST_AGE = np.float32(0.05)
+_DRAFTS_PER_THREAD = 16
 
 
 class TrieDrafter:
     """Drafts what followed the same contexts before: everywhere, in the request's group, in the request itself.
 
     See `Drafter` for the calls. They may come from several threads; a lock lets one in at a time. Memory has a
-    hard cap that `DraftConfig.capacity_tokens` sets for the history; requests that run hold their own besides.
+    hard cap that `DraftConfig.capacity_tokens` sets for the history; requests that run hold their own text besides.
     """
 
     def __init__(self, config: DraftConfig | None = None) -> None:
         self.config = DraftConfig() if config is None else config
         self._lock = threading.Lock()
-        self._private = PrivateTables()
+        self._history = History(self.config.capacity_tokens, self.config.version_decay)
+        self._texts = OwnTexts()
         self._rows: dict[Hashable, int] = {}
         self._requests = np.zeros((16, state.ROW_SIZE), np.int64)
         self._free_rows = list(range(len(self._requests)))
         self._drafts = np.zeros((len(self._requests), MAX_NODES), state.NODE)
-        self._version = 0
-        self._clear_history()
-
-    def _clear_history(self) -> None:
-        capacity = self.config.capacity_tokens
-        most_lines = max(2, capacity * BYTES_PER_TOKEN // (counts.LINE * counts.SLOT.itemsize))
-        # Reserved, not used: the system gives memory to pages that are written, and the table grows from its start.
-        self._history = np.zeros(most_lines * counts.LINE, counts.SLOT)
-        self._control = np.zeros(counts.CONTROL_SIZE, np.int64)
-        self._control[[counts.OLD_LINES, counts.LINES]] = min(_FIRST_LINES, most_lines)
-        self._control[counts.MAX_LINES] = most_lines
-        self._control[counts.TOKENS_PER_TICK] = max(1, capacity // _TICKS_PER_CAPACITY)
-        self._ages = np.ones(1 << 16, np.float32)
-        self._calibration = calibration.identity()
-        self._weights = np.zeros((mixture.BUCKETS, mixture.WEIGHTS), np.float32)
+        self._workspaces = [new_workspace() for _ in range(MOST_THREADS)]
 
     def start(self, request_id: Hashable, prompt: TokenSequence, group_id: Hashable = None) -> None:
         """Begins a request, or begins it anew. Without a group_id, equal prompts are a group."""
@@ -73,15 +57,19 @@ class TrieDrafter:
             self._rows[request_id] = row
             self._requests[row] = 0
             self._requests[row, state.GROUP] = group
-            self._requests[row, state.OWN_FIRST] = self._private.allocate(SMALLEST_LINES)
-            self._requests[row, state.OWN_LINES] = SMALLEST_LINES
-            self._learn(row, tokens, is_output=False)
+            rows = _rows_for(len(tokens) + SMALLEST_ROWS)
+            self._requests[row, state.OWN_FIRST] = self._texts.allocate(rows)
+            self._requests[row, state.OWN_ROWS] = rows
+            self._make_room(row, len(tokens))
+            kernels.learn_prompt(self._state(), row, tokens)
 
     def extend(self, request_id: Hashable, tokens: TokenSequence) -> None:
         """Learns the request's next tokens. Raises UnknownRequestError for a request that was not started."""
         new = _token_array(tokens)
         with self._lock:
-            self._learn(self._row(request_id), new, is_output=True)
+            row = self._row(request_id)
+            self._make_room(row, len(new))
+            kernels.learn(self._state(), row, new, self.config.max_match, self._workspaces[0])
 
     def propose(self, request_ids: Sequence[Hashable], budgets: Sequence[int]) -> list[DraftTree]:
         """A tree for each request, of at most its budget and at most `MAX_NODES` nodes."""
@@ -93,20 +81,29 @@ class TrieDrafter:
             return [DraftTree() for _ in request_ids]
         shape = (len(request_ids), most)
         tokens, parents = np.empty(shape, np.int32), np.empty(shape, np.int32)
-        probs = np.empty(shape, np.float32)
+        probs, sizes = np.empty(shape, np.float32), np.empty(len(request_ids), np.int64)
         with self._lock:
             batch = np.array([self._row(request_id) for request_id in request_ids], np.int64)
-            sizes = kernels.draft(
-                self._state(),
-                batch,
-                limits,
-                self.config.max_match,
-                self.config.branching,
-                self.config.min_prob,
-                tokens,
-                parents,
-                probs,
-            )
+            arrays = self._state()
+
+            def draft(number: int, part: slice) -> None:
+                kernels.draft(
+                    arrays,
+                    batch[part],
+                    limits[part],
+                    self.config.max_match,
+                    self.config.branching,
+                    self.config.min_prob,
+                    tokens[part],
+                    parents[part],
+                    probs[part],
+                    sizes[part],
+                    self._workspaces[number],
+                )
+
+            # A request that is named twice keeps one draft, which only one thread may write.
+            least = _DRAFTS_PER_THREAD if len(np.unique(batch)) == len(batch) else len(batch)
+            run_in_parts(draft, len(batch), least)
         return [
             DraftTree(tokens[i, :size], parents[i, :size], probs[i, :size])
             for i, size in enumerate(sizes.tolist())
@@ -121,81 +118,53 @@ class TrieDrafter:
     def new_version(self, version: int) -> None:
         """Ages what was learnt before by `DraftConfig.version_decay`."""
         with self._lock:
-            self._version = version
-            np.maximum(self._ages * np.float32(self.config.version_decay), _LEAST_AGE, out=self._ages)
-            self._control[counts.TICK] = (self._control[counts.TICK] + 1) & 0xFFFF
-            self._ages[self._control[counts.TICK]] = 1
+            self._history.new_version(version)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes in use by the history, the running requests and the weights."""
-        history_bytes = int(self._control[counts.LINES]) * counts.LINE * counts.SLOT.itemsize
-        others = (self._ages, self._weights, self._requests, self._control)
-        return history_bytes + self._private.memory_bytes + sum(array.nbytes for array in others)
+        with self._lock:
+            others = self._requests.nbytes + self._drafts.nbytes
+            return self._history.memory_bytes + self._texts.memory_bytes + others
 
     @property
     def tokens_learnt(self) -> int:
         """Output tokens learnt so far, forgotten ones included."""
-        return int(self._control[counts.TOKENS])
+        return int(self._history.control[counts.TOKENS])
+
+    def facts(self) -> HistoryFacts:
+        """What the history holds; looks at all of it."""
+        with self._lock:
+            return self._history.facts()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the history, without the running requests, to one file."""
         with self._lock:
-            used = int(self._control[counts.LINES]) * counts.LINE
-            facts = {"weight_version": self._version}
-            arrays: dict[str, NDArray] = {
-                "slots": self._history[:used].view(np.uint8),
-                "control": self._control,
-                "ages": self._ages,
-                "weights": self._weights,
-                "calibration": self._calibration,
-            }
-            write_arrays(path, facts, arrays)
+            self._history.save(path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces the history by a saved one. Raises HistoryError, and keeps what it has, if it can't.
 
-        A history too large for this drafter's capacity is cut down to the pairs worth most.
+        The file is memory-mapped where the system can; it is never written. A history too large for this drafter's
+        capacity is cut down to the pairs worth most.
         """
-        facts, arrays = read_arrays(path)
-        expected: dict[str, NDArray] = {
-            "control": self._control,
-            "ages": self._ages,
-            "weights": self._weights,
-        }
-        expected["calibration"] = self._calibration
-        faults = [
-            f"{name} of {like.dtype}{like.shape}"
-            for name, like in expected.items()
-            if name not in arrays or (arrays[name].dtype, arrays[name].shape) != (like.dtype, like.shape)
-        ]
-        if "slots" not in arrays or arrays["slots"].dtype != np.uint8:
-            faults.append("slots of uint8")
-        if faults:
-            raise HistoryError(f"{os.fspath(path)} holds no trie's history: expected {', '.join(faults)}")
         with self._lock:
-            self._clear_history()
-            saved, slots = arrays["control"], arrays["slots"].view(counts.SLOT)
-            self._version = int(facts["weight_version"])
-            self._ages[:] = arrays["ages"]
-            self._weights[:] = arrays["weights"]
-            self._calibration[:] = arrays["calibration"]
-            kept = [counts.TICK, counts.TOKENS, counts.TOKENS_AT_TICK]
-            if len(slots) <= len(self._history):
-                self._history[: len(slots)] = slots
-                kept += [counts.OLD_LINES, counts.LINES, counts.MIGRATING, counts.USED]
-            self._control[kept] = saved[kept]
-            if len(slots) > len(self._history):
-                kernels.insert_all(self._history, self._control, slots.copy())
+            self._history.load(path)
+
+    def merge(self, path: str | os.PathLike[str]) -> None:
+        """Adds what a saved history knows. Raises HistoryError, and keeps what it has, if it can't."""
+        with self._lock:
+            self._history.merge(path)
 
     def _state(self) -> state.State:
+        history = self._history
         return state.State(
-            self._history,
-            self._control,
-            self._ages,
-            self._weights,
-            self._calibration,
-            self._private.slots,
+            history.slots,
+            history.control,
+            history.ages,
+            history.weights,
+            history.calibration,
+            self._texts.rows,
             self._requests,
             self._drafts,
         )
@@ -210,31 +179,24 @@ class TrieDrafter:
 
     def _release(self, request_id: Hashable) -> None:
         row = self._rows.pop(request_id)
-        first, lines = self._requests[row, [state.OWN_FIRST, state.OWN_LINES]].tolist()
-        self._private.free(first, lines)
+        first, rows = self._requests[row, [state.OWN_FIRST, state.OWN_ROWS]].tolist()
+        self._texts.free(first, rows)
         self._free_rows.append(row)
 
-    def _learn(self, row: int, tokens: NDArray[np.int32], is_output: bool) -> None:
-        done = 0
-        while True:
-            done += kernels.learn(
-                self._state(),
-                row,
-                tokens[done:],
-                self.config.max_match,
-                is_output,
-            )
-            if done == len(tokens):
-                return
-            self._double_private_table(row)
+    def _make_room(self, row: int, new: int) -> None:
+        """Gives a request a larger block for its text where `new` more tokens don't fit."""
+        first, rows, length = self._requests[row, [state.OWN_FIRST, state.OWN_ROWS, state.LENGTH]].tolist()
+        if length + new <= rows:
+            return
+        larger = _rows_for(length + new)
+        moved = self._texts.allocate(larger)
+        move_text(self._texts.rows, self._requests[row], moved, larger)
+        self._texts.free(first, rows)
 
-    def _double_private_table(self, row: int) -> None:
-        first, lines = self._requests[row, [state.OWN_FIRST, state.OWN_LINES]].tolist()
-        larger = self._private.allocate(2 * lines)
-        kernels.rehash(self._private.slots, first, lines, larger, 2 * lines)
-        self._private.free(first, lines)
-        self._requests[row, state.OWN_FIRST] = larger
-        self._requests[row, state.OWN_LINES] = 2 * lines
+
+def _rows_for(tokens: int) -> int:
+    """Rows of a block for so many tokens: a power of two."""
+    return max(SMALLEST_ROWS, 1 << (tokens - 1).bit_length())
 
 
 def _token_array(tokens: TokenSequence) -> NDArray[np.int32]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollout_spec.draft import DraftConfig, TrieDrafter
-from rollout_spec.draft.history_file import write_arrays
+from rollout_spec.draft.history_file import FORMAT_VERSION, write_file
 from rollout_spec.errors import HistoryError
 from rollout_spec.tree import DraftTree
 
@@ -79,7 +79,7 @@ def test_files_that_are_not_whole_are_refused_and_change_nothing(tmp_path: Path)
         (whole[:20], "not a history file"),
         (whole[:60], "header"),
         (bytes(header), "header"),
-        (bytes(newer), "format 2"),
+        (bytes(newer), f"format {FORMAT_VERSION + 1}"),
         (whole[:-1], "cut short"),
         (whole[: len(whole) // 3], "cut short"),
         (bytes(altered), "altered"),
@@ -87,8 +87,8 @@ def test_files_that_are_not_whole_are_refused_and_change_nothing(tmp_path: Path)
         path.write_bytes(content)
         with pytest.raises(HistoryError, match=message):
             drafter.load(path)
-    write_arrays(path, {}, {"slots": np.zeros(4, np.float32)})
-    with pytest.raises(HistoryError, match="slots of uint8"):
+    write_file(path, {}, {"slots": np.zeros(4, np.float32)})
+    with pytest.raises(HistoryError, match="slots of int64"):
         drafter.load(path)
     assert [tree.tokens.tolist() for tree in drafts(drafter)] == before
     with pytest.raises(FileNotFoundError):
