@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+_SOURCES = hashlib.blake2b(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))), digest_size=6
+).hexdigest()
+"""Names the machine code of this version of the sources."""
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -19,6 +26,8 @@ def compiled(function: Callable[..., Any]) -> Any:
     each other. Where neither the package's folder nor the user's cache folder can be written, it is compiled anew in
     each process instead.
     """
+    # Numba recompiles when a function's own file has changed, but these inline functions of other files.
+    function.__qualname__ = f"{function.__qualname__}_{_SOURCES}"
     options: dict[str, Any] = {
         "nogil": True,
         "error_model": "numpy",

@@ -43,15 +43,19 @@ FOLLOWERS = 4
 """Most slots that one context takes of its two lines; the rest of its followers go to the next level's lines."""
 LEVELS = 12
 """Times it can go on, so that a context keeps at most LEVELS * FOLLOWERS followers."""
-FULL_PERCENT = 72
+FULL_PERCENT = 78
 """Share of the slots in use at which the table grows."""
 HALVING = 4
 """The worth of an unused pair halves every 2**HALVING ticks."""
 TICKS = 1 << 12
 """Ticks are counted modulo this."""
+OLDEST = TICKS // 2
+"""Pairs seen longer ago, in ticks, are taken for so old."""
+SWEEP = TICKS // 4
+"""The whole table is looked through for them in so many ticks."""
 
 # Entries of the control array, int64[CONTROL_SIZE]. MASK is 2**k - 1 for the power of two at or above LINES.
-LINES, MASK, MAX_LINES, USED, TICK, TOKENS, TOKENS_PER_TICK, TOKENS_AT_TICK = range(8)
+LINES, MASK, MAX_LINES, USED, TICK, TOKENS, TOKENS_PER_TICK, TOKENS_AT_TICK, SWEPT = range(9)
 CONTROL_SIZE = 16
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -277,6 +281,11 @@ def seat_in_table(slots: NDArray, control: NDArray, key: int, token: int) -> tup
 
 
 @compiled
+def scaled(units: int, factor: float) -> Any:
+    return np.int64(units * factor + np.float32(0.5))
+
+
+@compiled
 def add(
     slots: NDArray,
     control: NDArray,
@@ -291,12 +300,15 @@ def add(
 ) -> int:
     """Adds units, last seen at tick, to the pair that `seat` placed; returns its count."""
     if kind == 0:
-        word = slots[i, 1]
-        old_tick = slots[i, 0] & (TICKS - 1)
-        count = (word >> 16) & _16_BITS
-        if old_tick != control[TICK]:
-            count = np.int64(count * ages[old_tick] + np.float32(0.5))
-        units = min(_16_BITS, units + count)
+        held_tick = slots[i, 0] & (TICKS - 1)
+        held = (slots[i, 1] >> 16) & _16_BITS
+        if held_tick != tick:  # both count as of the newer one
+            if (control[TICK] - held_tick) & (TICKS - 1) > (control[TICK] - tick) & (TICKS - 1):
+                held = scaled(held, ages[held_tick] / ages[tick])
+            else:
+                units = scaled(units, ages[tick] / ages[held_tick])
+                tick = held_tick
+        units = min(_16_BITS, units + held)
     elif kind == 1:
         control[USED] += 1
     slots[i, 0] = key << 16 | tick
@@ -386,20 +398,76 @@ def grow(slots: NDArray, control: NDArray) -> None:
 
 
 @compiled
+def advance_tick(slots: NDArray, control: NDArray, ages: NDArray) -> None:
+    """Begins a new tick, and sees to it that no pair's tick comes round again."""
+    control[TOKENS_AT_TICK] = control[TOKENS]
+    tick = (control[TICK] + 1) & (TICKS - 1)
+    control[TICK] = tick
+    ages[tick] = 1
+    for _ in range(control[LINES] // SWEEP + 1):
+        line = control[SWEPT] if control[SWEPT] < control[LINES] else 0
+        control[SWEPT] = line + 1
+        for i in range(line * LINE, line * LINE + LINE):
+            age = (tick - slots[i, 0]) & (TICKS - 1)
+            if slots[i, 0] != 0 and age > OLDEST:
+                slots[i, 0] = (slots[i, 0] >> 16) << 16 | ((tick - OLDEST) & (TICKS - 1))
+
+
+@compiled
+def has_context(slots: NDArray, key: int, lines: int, mask: int) -> bool:
+    line_a, line_b = homes(key, lines, mask)
+    for side in range(2):
+        start = (line_a if side == 0 else line_b) * LINE
+        for i in range(start, start + LINE):
+            if slots[i, 0] >> 16 == key:
+                return True
+    return False
+
+
+@compiled
 def insert_all(
-    slots: NDArray, control: NDArray, ages: NDArray, pairs: NDArray, their_ages: NDArray, their_tick: int
+    slots: NDArray,
+    control: NDArray,
+    ages: NDArray,
+    theirs: NDArray,
+    their_control: NDArray,
+    their_ages: NDArray,
 ) -> None:
-    """Counts all pairs of another table, int64[N, 2], as if seen as long ago as there."""
-    for n in range(len(pairs)):
-        word = pairs[n, 1]
-        if word == 0:
+    """Counts all pairs of another table, int64[N, 2], as if seen as long ago as there. Theirs is halved on the way."""
+    lines, mask = their_control[LINES], their_control[MASK]
+    for n in range(len(theirs)):
+        if theirs[n, 0] == 0:
             continue
-        age = (their_tick - pairs[n, 0]) & (TICKS - 1)
-        tick = (control[TICK] - age) & (TICKS - 1)
-        aged = ((word >> 16) & _16_BITS) * their_ages[pairs[n, 0] & (TICKS - 1)] / ages[tick]
-        units = max(np.int64(1), min(np.int64(aged + np.float32(0.5)), np.int64(_16_BITS)))
-        see(slots, control, ages, pairs[n, 0] >> 16, word >> 32, units, tick, word & _16_BITS, True)
+        first = theirs[n, 0] >> 16
+        for _ in range(LEVELS - 1):  # back from a deeper level to the context's own key
+            before = (first - _LEVEL_STEP) & _KEY_MASK
+            if not has_context(theirs, before, lines, mask):
+                break
+            first = before
+        token, group = theirs[n, 1] >> 32, theirs[n, 1] & _16_BITS
+        then = theirs[n, 0] & (TICKS - 1)
+        tick = (control[TICK] - ((their_control[TICK] - then) & (TICKS - 1))) & (TICKS - 1)
+        held = held_units(slots, control, first, token)
+        while held + ((theirs[n, 1] >> 16) & _16_BITS) > COUNT_LIMIT:
+            halve(slots, control[LINES], control[MASK], first)
+            halve(theirs, lines, mask, first)
+            held = held_units(slots, control, first, token)
+        units = scaled((theirs[n, 1] >> 16) & _16_BITS, their_ages[then] / ages[tick])
+        units = max(1, min(units, COUNT_LIMIT))
+        see(slots, control, ages, first, token, units, tick, group, True)
         grow(slots, control)
+
+
+@compiled
+def held_units(slots: NDArray, control: NDArray, first: int, token: int) -> int:
+    """The count of a pair, 0 if it isn't there."""
+    key = first
+    for _ in range(LEVELS):
+        i = find_pair(slots, key, token, control[LINES], control[MASK])
+        if i >= 0:
+            return (slots[i, 1] >> 16) & _16_BITS
+        key = next_level(key)
+    return 0
 
 
 def unpacked(slots: NDArray[np.int64], ages: NDArray[np.float32]) -> dict[str, NDArray[Any]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import HistoryError
+from ..errors import ConfigError, HistoryError
 from . import calibration, counts, mixture
 from .history_file import HistoryFile, read_file, write_file
 from .reserved import map_file, reserve
@@ -47,7 +47,13 @@ class History:
         """Forgets everything."""
         most_lines = max(2, self.capacity_tokens * BYTES_PER_TOKEN // _LINE_BYTES)
         first_lines = min(_FIRST_LINES, most_lines)
-        self._region = reserve(most_lines * _LINE_BYTES)
+        try:
+            self._region = reserve(most_lines * _LINE_BYTES)
+        except (OSError, OverflowError, MemoryError) as error:
+            raise ConfigError(
+                f"DraftConfig.capacity_tokens of {self.capacity_tokens} needs room for {most_lines * _LINE_BYTES} "
+                f"bytes, which the system refused ({error}); take fewer"
+            ) from error
         self.slots: NDArray[np.int64] = self._region.view(np.int64).reshape(-1, 2)
         self.control = np.zeros(counts.CONTROL_SIZE, np.int64)
         self.control[counts.LINES] = first_lines
@@ -62,11 +68,10 @@ class History:
 
     def new_version(self, version: int) -> None:
         """Ages all counts by version_decay."""
-        self.weight_version = version
+        self.weight_version = int(version)
         self.weight_updates += 1
         np.maximum(self.ages * self.version_decay, _LEAST_AGE, out=self.ages)
-        self.control[counts.TICK] = (self.control[counts.TICK] + 1) & (counts.TICKS - 1)
-        self.ages[self.control[counts.TICK]] = 1
+        counts.advance_tick(self.slots, self.control, self.ages)
 
     @property
     def used_slots(self) -> NDArray[np.int64]:
@@ -101,42 +106,38 @@ class History:
 
         The table is mapped, not read, where it fits; a larger one is cut down to the pairs worth most.
         """
-        file = self._read(path)
-        saved, slots = file.arrays["control"], file.arrays["slots"]
-        self.clear()
-        self.weight_version = int(file.facts["weight_version"])
-        self.weight_updates = int(file.facts["weight_updates"])
-        self.ages[:] = file.arrays["ages"]
-        self.weights[:] = file.arrays["weights"]
-        self.calibration[:] = file.arrays["calibration"]
-        kept = [counts.TICK, counts.TOKENS, counts.TOKENS_AT_TICK]
-        fits = len(slots) <= len(self.slots)
-        if fits:
-            if not map_file(self._region, path, file.offsets["slots"], slots.nbytes):
-                self.slots[: len(slots)] = slots
-            kept += [counts.LINES, counts.MASK, counts.USED]
-        self.control[kept] = saved[kept]
+        with open(path, "rb") as opened:
+            file = self._read(opened)
+            saved, slots = file.arrays["control"], file.arrays["slots"]
+            self.clear()
+            self.weight_version = file.facts["weight_version"]
+            self.weight_updates = file.facts["weight_updates"]
+            self.ages[:] = file.arrays["ages"]
+            self.weights[:] = file.arrays["weights"]
+            self.calibration[:] = file.arrays["calibration"]
+            kept = [counts.TICK, counts.TOKENS, counts.TOKENS_AT_TICK]
+            fits = len(slots) <= len(self.slots)
+            if fits:
+                if not map_file(self._region, opened, file.offsets["slots"], slots.nbytes):
+                    self.slots[: len(slots)] = slots
+                kept += [counts.LINES, counts.MASK, counts.USED]
+            self.control[kept] = saved[kept]
         if not fits:
-            counts.insert_all(
-                self.slots, self.control, self.ages, slots, self.ages, self.control[counts.TICK]
-            )
+            self._insert(file)
 
     def merge(self, path: str | os.PathLike[str]) -> None:
         """Adds the counts of a saved history. Raises HistoryError, and keeps what it has, if it can't.
 
         Weights and calibration stay this one's.
         """
-        file = self._read(path)
-        theirs = file.arrays["control"]
-        counts.insert_all(
-            self.slots,
-            self.control,
-            self.ages,
-            np.ascontiguousarray(file.arrays["slots"]),
-            np.ascontiguousarray(file.arrays["ages"]),
-            theirs[counts.TICK],
-        )
-        self.control[counts.TOKENS] += theirs[counts.TOKENS]
+        with open(path, "rb") as opened:
+            file = self._read(opened)
+        self._insert(file)
+        self.control[counts.TOKENS] += file.arrays["control"][counts.TOKENS]
+
+    def _insert(self, file: HistoryFile) -> None:
+        theirs, control, ages = (np.array(file.arrays[name]) for name in ("slots", "control", "ages"))
+        counts.insert_all(self.slots, self.control, self.ages, theirs, control, ages)
 
     def _small_arrays(self) -> dict[str, NDArray[Any]]:
         return {
@@ -146,8 +147,8 @@ class History:
             "calibration": self.calibration,
         }
 
-    def _read(self, path: str | os.PathLike[str]) -> HistoryFile:
-        file = read_file(path)
+    def _read(self, opened: BinaryIO) -> HistoryFile:
+        file = read_file(opened)
         expected = {name: (array.dtype, array.shape) for name, array in self._small_arrays().items()}
         faults = [
             f"{name} of {dtype}{shape}"
@@ -157,14 +158,28 @@ class History:
         slots = file.arrays.get("slots")
         if slots is None or slots.dtype != np.int64 or slots.ndim != 2 or slots.shape[1] != 2:
             faults.append("slots of int64[n, 2]")
-        elif not faults and len(slots) != file.arrays["control"][counts.LINES] * counts.LINE:
-            faults.append("as many slots as its control array says")
-        faults += [
-            f"the fact {name}" for name in ("weight_version", "weight_updates") if name not in file.facts
-        ]
+        elif not faults:
+            faults = _control_faults(file.arrays["control"], len(slots))
+        for name in ("weight_version", "weight_updates"):
+            if type(file.facts.get(name)) is not int:
+                faults.append(f"the fact {name}, a whole number")
         if faults:
-            raise HistoryError(f"{os.fspath(path)} holds no trie's history: expected {', '.join(faults)}")
+            raise HistoryError(f"{opened.name} holds no trie's history: expected {', '.join(faults)}")
         return file
+
+
+def _control_faults(control: NDArray[np.int64], slots: int) -> list[str]:
+    """What a table of so many slots can't have in its control array."""
+    lines = int(control[counts.LINES])
+    sound = (
+        lines > 0
+        and lines * counts.LINE == slots
+        and int(control[counts.MASK]) == _mask(lines)
+        and 0 <= control[counts.USED] <= slots
+        and 0 <= control[counts.TICK] < counts.TICKS
+        and 0 <= control[counts.TOKENS_AT_TICK] <= control[counts.TOKENS]
+    )
+    return [] if sound else [f"a control array that fits {slots} slots"]
 
 
 def _mask(lines: int) -> int:

@@ -7,13 +7,15 @@ a multiple of ALIGNMENT from the start of the file, so that it can be memory-map
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import secrets
 import struct
-import tempfile
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,17 @@ class HistoryFile:
     offsets: dict[str, int]
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """An array in the header."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    bytes: int
+    crc32: int
+
+
 def write_file(path: str | os.PathLike[str], facts: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
     """Writes facts and arrays (of plain dtypes), in this order; the file appears whole or not at all."""
     flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()}
@@ -50,55 +63,75 @@ def write_file(path: str | os.PathLike[str], facts: dict[str, Any], arrays: dict
         for name in arrays
     ]
     header = json.dumps({"facts": facts, "arrays": entries}).encode()
-    folder, base = os.path.split(os.path.abspath(os.fspath(path)))
-    descriptor, temporary = tempfile.mkstemp(prefix=base + ".", dir=folder)
+    temporary = f"{os.fspath(path)}.{secrets.token_hex(4)}"
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(MAGIC + _PREFIX.pack(FORMAT_VERSION, len(header), zlib.crc32(header)) + header)
             for data in flat.values():
                 file.write(bytes(-file.tell() % ALIGNMENT))
                 file.write(data.data)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
 
 
-def read_file(path: str | os.PathLike[str]) -> HistoryFile:
-    """The content of a file that `write_file` wrote.
+def read_file(file: BinaryIO) -> HistoryFile:
+    """The content of an open file that `write_file` wrote.
 
     Raises HistoryError when it is another kind of file, of another format version, cut short or altered.
     """
-    name = os.fspath(path)
-    with open(path, "rb") as file:
-        start = file.read(len(MAGIC) + _PREFIX.size)
-        if start[: len(MAGIC)] != MAGIC or len(start) < len(MAGIC) + _PREFIX.size:
-            raise HistoryError(f"{name} is not a history file: expected one that save() wrote")
-        version, header_bytes, header_crc = _PREFIX.unpack(start[len(MAGIC) :])
-        if version != FORMAT_VERSION:
-            raise HistoryError(
-                f"{name} has history format {version}, this version of rollout_spec reads {FORMAT_VERSION}; "
-                "save it again with the version that will read it"
-            )
-        header = file.read(header_bytes)
+    name = file.name
+    start = file.read(len(MAGIC) + _PREFIX.size)
+    if start[: len(MAGIC)] != MAGIC or len(start) < len(MAGIC) + _PREFIX.size:
+        raise HistoryError(f"{name} is not a history file: expected one that save() wrote")
+    version, header_bytes, header_crc = _PREFIX.unpack(start[len(MAGIC) :])
+    if version != FORMAT_VERSION:
+        raise HistoryError(
+            f"{name} has history format {version}, this version of rollout_spec reads {FORMAT_VERSION}; "
+            "save it again with the version that will read it"
+        )
+    header = file.read(header_bytes)
     if len(header) != header_bytes or zlib.crc32(header) != header_crc:
         raise HistoryError(f"{name} is damaged: its header is cut short or altered; restore or delete it")
-    content = json.loads(header)
-    whole = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+    try:
+        content = json.loads(header)
+        facts, entries = dict(content["facts"]), [_Entry(**entry) for entry in content["arrays"]]
+        kinds = [(np.dtype(entry.dtype), tuple(entry.shape)) for entry in entries]
+        whole_number = all(
+            isinstance(number, int) and number >= 0
+            for entry in entries
+            for number in (entry.bytes, *entry.shape)
+        )
+        fitting = whole_number and all(
+            not dtype.hasobject and dtype.itemsize * math.prod(shape) == entry.bytes
+            for entry, (dtype, shape) in zip(entries, kinds, strict=True)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HistoryError(f"{name} is no history: its header isn't what save() writes ({error})") from error
+    if not fitting:
+        raise HistoryError(f"{name} is no history: its header names arrays that can't be")
+    whole = np.memmap(file, np.uint8, mode="r").view(np.ndarray)
     arrays: dict[str, NDArray[Any]] = {}
     offsets: dict[str, int] = {}
     faults, offset = [], len(start) + header_bytes
-    for entry in content["arrays"]:
-        offset += -offset % ALIGNMENT
-        data = whole[offset : offset + entry["bytes"]]
-        offsets[entry["name"]] = offset
-        offset += entry["bytes"]
-        if len(data) != entry["bytes"]:
-            faults.append(f"array {entry['name']!r} is cut short")
-        elif zlib.crc32(data.data) != entry["crc32"]:
-            faults.append(f"array {entry['name']!r} is altered")
+    for entry, (dtype, shape) in zip(entries, kinds, strict=True):
+        padding = -offset % ALIGNMENT
+        if whole[offset : offset + padding].any():
+            faults.append(f"what stands before array {entry.name!r} is altered")
+        offset += padding
+        data = whole[offset : offset + entry.bytes]
+        offsets[entry.name] = offset
+        offset += entry.bytes
+        if len(data) != entry.bytes:
+            faults.append(f"array {entry.name!r} is cut short")
+        elif zlib.crc32(data.data) != entry.crc32:
+            faults.append(f"array {entry.name!r} is altered")
         else:
-            arrays[entry["name"]] = data.view(entry["dtype"]).reshape(entry["shape"])
+            arrays[entry.name] = data.view(dtype).reshape(shape)
+    if len(whole) > offset:
+        faults.append(f"{len(whole) - offset} bytes follow its end")
     if faults:
         raise HistoryError(f"{name} is damaged: {'; '.join(faults)}; restore or delete it")
-    return HistoryFile(content["facts"], arrays, offsets)
+    return HistoryFile(facts, arrays, offsets)

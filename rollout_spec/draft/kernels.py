@@ -13,10 +13,10 @@ from .counts import (
     MASK,
     ONE,
     TICK,
-    TICKS,
     TOKENS,
     TOKENS_AT_TICK,
     TOKENS_PER_TICK,
+    advance_tick,
     grow,
     prefetch_lines,
     see,
@@ -27,12 +27,12 @@ from .own import TOKEN, append
 from .state import DRAFTED, GROUP, LENGTH, OWN_FIRST, State
 from .workspace import Workspace
 
-DEEPEN = 3
+DEEPEN = 4
 """A context is counted in so many shapes more than the longest of its shapes that is known already."""
 REWARD_ALL = 1 << 14
 REWARD_EVERY = 4
 """The mixture's weights follow every token up to REWARD_ALL tokens of history, then one in REWARD_EVERY."""
-QUICK_BELOW = np.float32(0.03)
+QUICK_BELOW = np.float32(0.015)
 """What follows a node less likely than this is looked at quickly."""
 
 
@@ -80,9 +80,7 @@ def learn(state: State, r: int, tokens: NDArray, max_match: int, workspace: Work
         grow(history, control)
         control[TOKENS] += 1
         if control[TOKENS] - control[TOKENS_AT_TICK] >= control[TOKENS_PER_TICK]:
-            control[TOKENS_AT_TICK] = control[TOKENS]
-            control[TICK] = (control[TICK] + 1) & (TICKS - 1)
-            ages[control[TICK]] = 1
+            advance_tick(history, control, ages)
 
 
 @compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import os
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ def reserve(size_bytes: int) -> NDArray[np.uint8]:
     """uint8[size_bytes] of zeros, at the start of a page, that take no memory until they are written."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(size_bytes, np.uint8)
-    region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    region = mmap.mmap(-1, size_bytes, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # One entry of the page table for 2 MB, since lookups are spread widely.
         with contextlib.suppress(OSError):  # a kernel without them
@@ -25,8 +26,8 @@ def reserve(size_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(region, np.uint8)
 
 
-def map_file(region: NDArray[np.uint8], path: str | os.PathLike[str], offset: int, size_bytes: int) -> bool:
-    """Lays a part of a file, from a multiple of the page size on, over the start of a reserved region.
+def map_file(region: NDArray[np.uint8], file: BinaryIO, offset: int, size_bytes: int) -> bool:
+    """Lays the end of a file, from a multiple of the page size on, over the start of a reserved region.
 
     Pages are read when they are first used and copied when they are first written; the file never changes. Returns
     False, having done nothing, where the system can't.
@@ -43,16 +44,12 @@ def map_file(region: NDArray[np.uint8], path: str | os.PathLike[str], offset: in
         ctypes.c_int,
         ctypes.c_int64,
     ]
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        address = system_map(
-            region.ctypes.data,
-            size_bytes,
-            mmap.PROT_READ | mmap.PROT_WRITE,
-            mmap.MAP_PRIVATE | _MAP_FIXED,
-            descriptor,
-            offset,
-        )
-    finally:
-        os.close(descriptor)
+    address = system_map(
+        region.ctypes.data,
+        size_bytes,
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        mmap.MAP_PRIVATE | _MAP_FIXED,
+        file.fileno(),
+        offset,
+    )
     return bool(address == region.ctypes.data)

@@ -78,7 +78,8 @@ class TrieDrafter:
         limits = np.minimum(np.asarray(budgets, np.int64), MAX_NODES)
         most = int(limits.max(initial=0))
         if most <= 0:
-            return [DraftTree() for _ in request_ids]
+            with self._lock:
+                return [DraftTree() for request_id in request_ids if self._row(request_id) >= 0]
         shape = (len(request_ids), most)
         tokens, parents = np.empty(shape, np.int32), np.empty(shape, np.int32)
         probs, sizes = np.empty(shape, np.float32), np.empty(len(request_ids), np.int64)
@@ -200,7 +201,7 @@ def _rows_for(tokens: int) -> int:
 
 
 def _token_array(tokens: TokenSequence) -> NDArray[np.int32]:
-    """int32[T], contiguous; raises DraftError for anything but a sequence of ids in [0, 2**31)."""
+    """int32[T], contiguous and writable, as compiled; raises DraftError for all but a sequence of ids in [0, 2**31)."""
     array = np.asarray(tokens)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise DraftError(
@@ -208,7 +209,7 @@ def _token_array(tokens: TokenSequence) -> NDArray[np.int32]:
         )
     if array.size and (array.min() < 0 or array.max() >= 1 << 31):
         raise DraftError(f"token ids must lie in [0, 2**31), they range over {array.min()} to {array.max()}")
-    return np.ascontiguousarray(array, np.int32)
+    return np.require(array, np.int32, ["C", "W"])
 
 
 def _group_number(group_id: Hashable) -> int:
