@@ -63,14 +63,17 @@ def write_file(path: str | os.PathLike[str], facts: dict[str, Any], arrays: dict
         for name in arrays
     ]
     header = json.dumps({"facts": facts, "arrays": entries}).encode()
-    temporary = f"{os.fspath(path)}.{secrets.token_hex(4)}"
+    target = os.path.realpath(path)  # a link stays one
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise HistoryError(f"expected a file to write the history to, {os.fspath(path)} is something else")
+    temporary = f"{target}.{secrets.token_hex(4)}"
     try:
         with open(temporary, "xb") as file:
             file.write(MAGIC + _PREFIX.pack(FORMAT_VERSION, len(header), zlib.crc32(header)) + header)
             for data in flat.values():
                 file.write(bytes(-file.tell() % ALIGNMENT))
                 file.write(data.data)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

@@ -22,6 +22,8 @@ from .state import LENGTH, OWN_FIRST, OWN_ROWS
 TOKEN, AFTER_NEAR, AFTER_LAST, NEAR_HEAD, LAST_HEAD = range(5)
 COLUMNS = 5
 SMALLEST_ROWS = 64
+KEPT_ROWS = 1 << 18
+"""A larger array is given back when no request runs."""
 NEAR = 3
 MATCHES = 32
 _STEPS = 2 * MATCHES
@@ -131,9 +133,13 @@ class OwnTexts:
     """Blocks of 2**k rows in one growing array; a freed block serves the next text of its size."""
 
     def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
         self.rows: NDArray[np.int32] = np.zeros((SMALLEST_ROWS, COLUMNS), np.int32)
         self._end = 0  # rows ever handed out
         self._free: dict[int, list[int]] = {}
+        self._blocks = 0  # in use
 
     @property
     def memory_bytes(self) -> int:
@@ -141,6 +147,7 @@ class OwnTexts:
 
     def allocate(self, rows: int) -> int:
         """First row of an empty block."""
+        self._blocks += 1
         free = self._free.get(rows)
         if free:
             first = free.pop()
@@ -155,4 +162,8 @@ class OwnTexts:
         return first
 
     def free(self, first: int, rows: int) -> None:
+        """Takes a block back."""
+        self._blocks -= 1
         self._free.setdefault(rows, []).append(first)
+        if self._blocks == 0 and len(self.rows) > KEPT_ROWS:
+            self._clear()

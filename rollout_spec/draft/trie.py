@@ -45,7 +45,7 @@ class TrieDrafter:
     def start(self, request_id: Hashable, prompt: TokenSequence, group_id: Hashable = None) -> None:
         """Begins a request, or begins it anew. Without a group_id, equal prompts are a group."""
         tokens = _token_array(prompt)
-        group = _group_number(tokens.tobytes() if group_id is None else group_id)
+        group = _number(tokens.tobytes() if group_id is None else repr(_plain(group_id)).encode())
         with self._lock:
             if request_id in self._rows:
                 self._release(request_id)
@@ -212,9 +212,9 @@ def _token_array(tokens: TokenSequence) -> NDArray[np.int32]:
     return np.require(array, np.int32, ["C", "W"])
 
 
-def _group_number(group_id: Hashable) -> int:
-    """A number in [1, 2**16) that is the same for equal ids in every process, for ids whose repr is."""
-    digest = hashlib.blake2b(repr(_plain(group_id)).encode(), digest_size=8).digest()
+def _number(group: bytes) -> int:
+    """A number in [1, 2**16) that is the same in every process."""
+    digest = hashlib.blake2b(group, digest_size=8).digest()
     return int.from_bytes(digest, "little") % ((1 << 16) - 1) + 1
 
 
