@@ -82,7 +82,7 @@ def figures_table(title: str, figures: list[dict[str, Any]]) -> Table:
         table.add_row(
             (name if drafter == "trie" else f"  {drafter}") + (f" ({unit})" if unit else ""),
             *(cells.get(held, "") for held in columns or [None]),
-            _goals(row),
+            goals_text(row),
         )
     return table
 
@@ -90,24 +90,26 @@ def figures_table(title: str, figures: list[dict[str, Any]]) -> Table:
 def _cell(figure: dict[str, Any]) -> str:
     goal, value = figure["goal"], figure["value"]
     met = None if goal is None else (value >= goal if figure["at_least"] else value <= goal)
-    return _coloured(_number(value), met)
+    return _coloured(number_text(value), met)
 
 
-def _goals(row: list[dict[str, Any]]) -> str:
+def goals_text(row: list[dict[str, Any]]) -> str:
     """What is asked for, at which number of tokens held if not at every one."""
     goals = {figure["held"]: figure["goal"] for figure in row if figure["goal"] is not None}
     if not goals:
         return ""
     word = "at least" if row[0]["at_least"] else "at most"
     if len(goals) == len(row) and len(set(goals.values())) == 1:
-        return f"{word} {_number(row[0]['goal'])}"
-    return f"{word} " + ", ".join(f"{_number(goal)} at {power_of_ten(held)}" for held, goal in goals.items())
+        return f"{word} {number_text(row[0]['goal'])}"
+    return f"{word} " + ", ".join(
+        f"{number_text(goal)} at {power_of_ten(held)}" for held, goal in goals.items()
+    )
 
 
 def _coloured(text: str, met: bool | None) -> str:
     return text if met is None else f"[{'green' if met else 'red'}]{text}[/]"
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """Three significant digits, or all those before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,20 +1,28 @@
-"""How the decode benchmark's results are shown: on the terminal, and in README.md.
+"""How the decode benchmark's results are shown on the terminal, and stored results in README.md and docs/drafting.md.
 
-python -m benchmarks.tables      rewrites README.md's table from benchmarks/results/decode.json
+    python -m benchmarks.tables
+
+rewrites README.md's table from benchmarks/results/decode.json and docs/drafting.md's from
+benchmarks/results/drafter.json, those that there are.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.drafter_markdown import drafter_markdown
+
 RESULTS = Path(__file__).parent / "results" / "decode.json"
 README = Path(__file__).parent.parent / "README.md"
-BEGIN, END = "<!-- from benchmarks/results/decode.json -->", "<!-- end -->"
+DRAFTER_RESULTS = RESULTS.with_name("drafter.json")
+DRAFTING_PAGE = README.parent / "docs" / "drafting.md"
+BEGIN, END = "<!-- from benchmarks/results/{} -->", "<!-- end -->"
 
 
 class Comparison(NamedTuple):
@@ -131,12 +139,27 @@ def markdown(stored: dict[str, Any]) -> str:
 
 def replace_table(readme: str, stored: dict[str, Any]) -> str:
     """README.md with the table of a stored run between its two marks."""
-    before, _, rest = readme.partition(BEGIN)
+    return _replace(readme, README.name, RESULTS.name, lambda: markdown(stored))
+
+
+def replace_drafter_tables(page: str, stored: dict[str, Any]) -> str:
+    """docs/drafting.md with the tables of a stored run between its two marks."""
+    return _replace(page, DRAFTING_PAGE.name, DRAFTER_RESULTS.name, lambda: drafter_markdown(stored))
+
+
+def _replace(page: str, name: str, results: str, content: Callable[[], str]) -> str:
+    begin = BEGIN.format(results)
+    before, _, rest = page.partition(begin)
     _, found, after = rest.partition(END)
     if not found:
-        raise ValueError(f"expected the marks {BEGIN} and {END} in README.md, found not both")
-    return f"{before}{BEGIN}\n{markdown(stored)}\n{END}{after}"
+        raise ValueError(f"expected the marks {begin} and {END} in {name}, found not both")
+    return f"{before}{begin}\n{content()}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    README.write_text(replace_table(README.read_text(), json.loads(RESULTS.read_text())))
+    for path, results, replaced in (
+        (README, RESULTS, replace_table),
+        (DRAFTING_PAGE, DRAFTER_RESULTS, replace_drafter_tables),
+    ):
+        if results.exists():
+            path.write_text(replaced(path.read_text(), json.loads(results.read_text())))
