@@ -55,7 +55,7 @@ def test_requests_that_only_had_a_prompt_leave_no_trace() -> None:
     drafter.finish("taught")
     before = [array.copy() for array in drafter._history._small_arrays().values()]
     table, drafts = drafter._history.slots.copy(), listed([draft(drafter, COMMON[:1])])
-    for turn in range(3):
+    for _ in range(3):
         for number in range(40):
             drafter.start(number, rng.integers(0, 9, 30))  # begun anew each turn, as after preemption
             drafter.propose([number], [16])
