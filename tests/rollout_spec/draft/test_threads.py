@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_the_same_calls_give_the_same_trees(four_cores: None) -> None:
     assert (one._history.slots == two._history.slots).all()
 
 
-def _together(works: list[Callable[[], None]]) -> list[BaseException]:
+def _together(works: Sequence[Callable[[], None]]) -> list[BaseException]:
     failures: list[BaseException] = []
 
     def run(work: Callable[[], None]) -> None:
@@ -142,7 +143,7 @@ def test_every_call_may_come_from_any_thread_at_once(four_cores: None, tmp_path:
             assert drafter.facts().pairs > 0
             assert drafter.memory_bytes > 0
 
-    works = [lambda n=n: serve(n) for n in range(6)] + [lambda n=n: keep(n) for n in range(2)]  # type: ignore[misc]
+    works = [partial(serve, number) for number in range(6)] + [partial(keep, number) for number in range(2)]
     assert not _together(works)
     assert drafter.tokens_learnt == learnt + 6 * 15 * 5 * 20
     assert set(drafter._rows) == set(range(100))
