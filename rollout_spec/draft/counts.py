@@ -45,6 +45,8 @@ LEVELS = 12
 """Times it can go on, so that a context keeps at most LEVELS * FOLLOWERS followers."""
 FULL_PERCENT = 78
 """Share of the slots in use at which the table grows."""
+SPLITS_OWED = 8
+"""Lines split for each pair that is forgotten while the table could still grow: its lines filled by chance."""
 HALVING = 4
 """The worth of an unused pair halves every 2**HALVING ticks."""
 TICKS = 1 << 12
@@ -55,7 +57,7 @@ SWEEP = TICKS // 4
 """The whole table is looked through for them in so many ticks."""
 
 # Entries of the control array, int64[CONTROL_SIZE]. MASK is 2**k - 1 for the power of two at or above LINES.
-LINES, MASK, MAX_LINES, USED, TICK, TOKENS, TOKENS_PER_TICK, TOKENS_AT_TICK, SWEPT = range(9)
+LINES, MASK, MAX_LINES, USED, TICK, TOKENS, TOKENS_PER_TICK, TOKENS_AT_TICK, SWEPT, OWED = range(10)
 CONTROL_SIZE = 16
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -311,6 +313,8 @@ def add(
         units = min(_16_BITS, units + held)
     elif kind == 1:
         control[USED] += 1
+    elif kind == 2:
+        control[OWED] += SPLITS_OWED
     slots[i, 0] = key << 16 | tick
     slots[i, 1] = token << 32 | units << 16 | group
     return units
@@ -382,8 +386,11 @@ def see(
 
 @compiled
 def grow(slots: NDArray, control: NDArray) -> None:
-    """Splits lines until the table is no fuller than FULL_PERCENT, or has its largest size."""
-    while control[USED] * 100 > FULL_PERCENT * LINE * control[LINES] and control[LINES] < control[MAX_LINES]:
+    """Splits lines until the table is no fuller than FULL_PERCENT and none is owed, or it has its largest size."""
+    while control[LINES] < control[MAX_LINES] and (
+        control[OWED] > 0 or control[USED] * 100 > FULL_PERCENT * LINE * control[LINES]
+    ):
+        control[OWED] = max(0, control[OWED] - 1)
         new = control[LINES]
         if new > control[MASK]:
             control[MASK] = 2 * control[MASK] + 1
@@ -448,7 +455,9 @@ def insert_all(
         then = theirs[n, 0] & (TICKS - 1)
         tick = (control[TICK] - ((their_control[TICK] - then) & (TICKS - 1))) & (TICKS - 1)
         held = held_units(slots, control, first, token)
-        while held + ((theirs[n, 1] >> 16) & _16_BITS) > COUNT_LIMIT:
+        for _ in range(16):
+            if held + ((theirs[n, 1] >> 16) & _16_BITS) <= COUNT_LIMIT:
+                break
             halve(slots, control[LINES], control[MASK], first)
             halve(theirs, lines, mask, first)
             held = held_units(slots, control, first, token)

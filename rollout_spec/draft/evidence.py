@@ -209,7 +209,7 @@ def gather(
                 add_entry(evidence, entries, index, active + 1, units)
                 entries += 1
             shared |= owner == SHARED
-        if followers < FOLLOWERS:
+        if followers < FOLLOWERS - 1:  # a full level may have lost one since
             break
         key = next_level(key)
     return count, entries, shared

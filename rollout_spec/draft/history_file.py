@@ -102,13 +102,11 @@ def read_file(file: BinaryIO) -> HistoryFile:
         content = json.loads(header)
         facts, entries = dict(content["facts"]), [_Entry(**entry) for entry in content["arrays"]]
         kinds = [(np.dtype(entry.dtype), tuple(entry.shape)) for entry in entries]
-        whole_number = all(
-            isinstance(number, int) and number >= 0
-            for entry in entries
-            for number in (entry.bytes, *entry.shape)
-        )
-        fitting = whole_number and all(
-            not dtype.hasobject and dtype.itemsize * math.prod(shape) == entry.bytes
+        fitting = all(
+            isinstance(entry.name, str)
+            and all(type(n) is int and 0 <= n < 1 << 48 for n in (entry.bytes, *shape))
+            and dtype.kind in "iuf"
+            and dtype.itemsize * math.prod(shape) == entry.bytes
             for entry, (dtype, shape) in zip(entries, kinds, strict=True)
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

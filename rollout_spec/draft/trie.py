@@ -146,7 +146,8 @@ class TrieDrafter:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces the history by a saved one. Raises HistoryError, and keeps what it has, if it can't.
 
-        The file is memory-mapped where the system can; it is never written. A history too large for this drafter's
+        The file is memory-mapped where the system can. It is never written, and nobody else may write into it or cut
+        it short while it is in use: replace it by renaming, as `save` does. A history too large for this drafter's
         capacity is cut down to the pairs worth most.
         """
         with self._lock:

@@ -115,7 +115,9 @@ def test_growing_forgets_next_to_nothing() -> None:
 def test_a_large_count_keeps_its_proportion() -> None:
     drafter = TrieDrafter(DraftConfig())
     drafter.start("a", [])
-    drafter.extend("a", [1, 2, 1, 2, 1, 2, 1, 3] * 2_000 + [50, 1])  # of the last context, only the 1 is known
+    drafter.extend(
+        "a", [1, 2, 1, 2, 1, 2, 1, 3] * 2_000 + [50, 1]
+    )  # of the last context, only the 1 is known
     seen = evidence_of(drafter, "a")["everything", 0]
     assert seen[2] / seen[3] == pytest.approx(3, rel=0.01)
 
