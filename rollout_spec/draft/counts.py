@@ -211,6 +211,10 @@ def make_room(slots: NDArray, line_a: int, line_b: int, lines: int, mask: int) -
     for side in range(2):
         start = (line_a if side == 0 else line_b) * LINE
         for i in range(start, start + LINE):
+            prefetch_lines(slots, slots[i, 0] >> 16, lines, mask)
+    for side in range(2):
+        start = (line_a if side == 0 else line_b) * LINE
+        for i in range(start, start + LINE):
             _, j = free_slot_of_other_line(slots, i, lines, mask)
             if j >= 0:
                 move(slots, i, j)

@@ -56,7 +56,7 @@ DECISIVE_SHAPE = 4
 
 QUICK_SHAPES = 2
 """Shapes of a source that a quick look takes."""
-FEW_LEVELS = 4
+FEW_LEVELS = 3
 """Levels of followers that are read where a longer context is known too: they hold those seen most often."""
 
 _PLACES = 256

@@ -18,6 +18,8 @@ from .counts import (
     TOKENS_PER_TICK,
     advance_tick,
     grow,
+    key_in_group,
+    next_level,
     prefetch_lines,
     see,
 )
@@ -30,9 +32,11 @@ from .workspace import Workspace
 DEEPEN = 4
 """A context is counted in so many shapes more than the longest of its shapes that is known already."""
 REWARD_ALL = 1 << 14
-REWARD_EVERY = 4
+REWARD_EVERY = 8
 """The mixture's weights follow every token up to REWARD_ALL tokens of history, then one in REWARD_EVERY."""
-QUICK_BELOW = np.float32(0.015)
+OFTEN_SHARED = 2
+"""Shapes so short that most of their contexts are known to several groups and have many followers."""
+QUICK_BELOW = np.float32(0.03)
 """What follows a node less likely than this is looked at quickly."""
 
 
@@ -68,6 +72,11 @@ def learn(state: State, r: int, tokens: NDArray, max_match: int, workspace: Work
         for shape in range(SHAPES):  # they come from memory while this token is counted
             if next_keys[shape] > 0:
                 prefetch_lines(history, next_keys[shape], control[LINES], control[MASK])
+                if shape < OFTEN_SHARED:
+                    key = key_in_group(next_keys[shape], row[GROUP])
+                    prefetch_lines(history, key, control[LINES], control[MASK])
+                    key = next_level(next_keys[shape])
+                    prefetch_lines(history, key, control[LINES], control[MASK])
         deepest = DEEPEN - 1
         for shape in range(SHAPES):
             if keys[shape] == 0 or LENGTHS[shape] > LENGTHS[min(deepest, PLAIN_SHAPES - 1)]:

@@ -57,7 +57,7 @@ def test_machine_code_is_kept_where_it_can_be(tmp_path: Path, writable: bool) ->
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     assert result.stdout == "8\n"
     assert bool(list(tmp_path.glob("__pycache__/*.nbi"))) == writable
@@ -77,7 +77,7 @@ def test_machine_code_of_other_sources_is_never_used(tmp_path: Path) -> None:
 
     def name() -> str:
         command = [sys.executable, "-B", "-c", code]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
 
     before = name()
     assert name() == before

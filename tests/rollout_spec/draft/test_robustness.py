@@ -93,13 +93,33 @@ def test_any_work_leaves_the_tables_sound(seed: int) -> None:
     assert_sound(work_at_random(seed, steps=150)._history)
 
 
+def wide_drafts() -> list[int]:
+    """Children of the root, for budgets from 1 to 63, where more tokens follow than any budget takes."""
+    drafter = TrieDrafter(DraftConfig(capacity_tokens=3_000, min_prob=1e-12))
+    followers = np.arange(1_000, 1_200)
+    for part in np.split(followers, 4):
+        text = np.stack([np.full(len(part), 7), part], 1).ravel()
+        drafter.start("wide", text)
+        drafter.extend("wide", [*text.tolist(), 7])
+    budgets = range(1, 64)
+    trees = [drafter.propose(["wide"], [budget])[0].validate(max_nodes=budget) for budget in budgets]
+    return [int((tree.parents < 0).sum()) for tree in trees]
+
+
+def test_a_root_with_more_followers_than_the_budget_gets_the_likeliest() -> None:
+    children = wide_drafts()
+    assert children[-1] > 32
+    assert children == sorted(children)
+
+
 BOUNDS = """
 import numpy as np
 from rollout_spec.draft import DraftConfig, TrieDrafter
-from tests.rollout_spec.draft.test_robustness import work_at_random
+from tests.rollout_spec.draft.test_robustness import wide_drafts, work_at_random
 
 for seed in range(100, 112):
     work_at_random(seed, steps=120)
+wide_drafts()
 drafter = TrieDrafter(DraftConfig())
 workspace = drafter._workspaces[0]
 small = workspace.evidence._replace(entry_count=np.empty(2, np.float32))
@@ -125,7 +145,7 @@ def test_compiled_code_never_indexes_out_of_bounds(pytestconfig: pytest.Config) 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert result.stdout == "bounds are checked\n", result.stderr
@@ -169,6 +189,21 @@ def test_a_pattern_repeated_costs_linear_time_and_constant_memory(pattern: list[
     assert seconds[-1] < 10 * min(seconds) + 0.1  # a quadratic algorithm would take minutes
     assert drafter._history.used_slots.nbytes < 300_000
     assert drafter.propose(["a"], [8])[0].tokens.tolist() == (pattern * 8)[:8]
+
+
+def test_a_draft_costs_no_more_after_a_long_prompt_that_repeats_itself() -> None:
+    """Nothing but the prompt knows what comes, so that its places are searched at every node."""
+    seconds = {}
+    for length in (1_000, 400_000):
+        drafter = TrieDrafter(DraftConfig(capacity_tokens=100))
+        drafter.start("a", np.tile([7, 8], length // 2))
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            drafter.propose(["a"], [63])
+            times.append(time.perf_counter() - begin)
+        seconds[length] = min(times)
+    assert seconds[400_000] < 5 * seconds[1_000] + 0.002
 
 
 @pytest.mark.parametrize(

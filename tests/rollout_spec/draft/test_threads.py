@@ -180,4 +180,4 @@ assert drafts() == expected  # what the child learnt is its own
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_drafts_the_same() -> None:
     """In a process of its own, since what other tests import may not survive a fork."""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=600)
