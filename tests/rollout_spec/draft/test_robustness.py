@@ -96,11 +96,11 @@ def test_any_work_leaves_the_tables_sound(seed: int) -> None:
 def wide_drafts() -> list[int]:
     """Children of the root, for budgets from 1 to 63, where more tokens follow than any budget takes."""
     drafter = TrieDrafter(DraftConfig(capacity_tokens=3_000, min_prob=1e-12))
-    followers = np.arange(1_000, 1_200)
-    for part in np.split(followers, 4):
-        text = np.stack([np.full(len(part), 7), part], 1).ravel()
-        drafter.start("wide", text)
-        drafter.extend("wide", [*text.tolist(), 7])
+    for follower in range(1_000, 1_100):
+        drafter.start("taught", [7], group_id="g")
+        drafter.extend("taught", [follower])
+    own = np.stack([np.full(100, 7), np.arange(2_000, 2_100)], 1).ravel()
+    drafter.start("wide", [*own.tolist(), 7], group_id="g")
     budgets = range(1, 64)
     trees = [drafter.propose(["wide"], [budget])[0].validate(max_nodes=budget) for budget in budgets]
     return [int((tree.parents < 0).sum()) for tree in trees]
@@ -108,7 +108,7 @@ def wide_drafts() -> list[int]:
 
 def test_a_root_with_more_followers_than_the_budget_gets_the_likeliest() -> None:
     children = wide_drafts()
-    assert children[-1] > 32
+    assert children[-1] >= 32
     assert children == sorted(children)
 
 
