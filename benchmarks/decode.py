@@ -230,9 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         results = benchmark(settings, Path(scratch), console)
     print_results(results, console)
-    parsed.output.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": described, "settings": dataclasses.asdict(settings), "results": results}
-    parsed.output.write_text(json.dumps(content, indent=2) + "\n")
+    machine.write_results(parsed.output, described, settings, results)
     console.print(f"Written to {parsed.output}", highlight=False)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.metadata
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,9 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = benchmark(settings, console)
     drafter_tables.print_results(results, console)
     console.print(f"{time.perf_counter() - started:.0f} s in all", highlight=False)
-    parsed.output.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": described, "settings": dataclasses.asdict(settings), "results": results}
-    parsed.output.write_text(json.dumps(content, indent=2) + "\n")
+    machine.write_results(parsed.output, described, settings, results)
     console.print(f"Written to {parsed.output}", highlight=False)
 
 

@@ -6,6 +6,7 @@ Run as a program, this module is the process whose memory is looked at from outs
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import subprocess
@@ -104,9 +105,9 @@ def measure_files(held: Held[TrieDrafter], rounds: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "history"
         for _ in range(rounds):
-            save_s.append(wall_seconds_of(lambda: held.drafter.save(path)))
+            save_s.append(wall_seconds_of(functools.partial(held.drafter.save, path)))
             loaded = TrieDrafter(held.drafter.config)
-            load_s.append(wall_seconds_of(lambda: loaded.load(path)))  # noqa: B023
+            load_s.append(wall_seconds_of(functools.partial(loaded.load, path)))
         size = path.stat().st_size
         sample = held.of_held_prompts(1)[0]
         drafts = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
@@ -37,6 +39,13 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def write_results(path: Path, described: dict[str, Any], settings: Any, results: dict[str, Any]) -> None:
+    """A JSON file of `describe()`, the settings (a dataclass) and what was measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"machine": described, "settings": dataclasses.asdict(settings), "results": results}
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _processor() -> str:

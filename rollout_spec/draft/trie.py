@@ -60,7 +60,6 @@ class TrieDrafter:
             rows = _rows_for(len(tokens) + SMALLEST_ROWS)
             self._requests[row, state.OWN_FIRST] = self._texts.allocate(rows)
             self._requests[row, state.OWN_ROWS] = rows
-            self._make_room(row, len(tokens))
             kernels.learn_prompt(self._state(), row, tokens)
 
     def extend(self, request_id: Hashable, tokens: TokenSequence) -> None:
