@@ -7,13 +7,16 @@ are a play; the speculative and the plain engine take turns prompt by prompt, or
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.rollouts_play import Bench, Play, Subject, Work, identical, in_order, seeds
 from benchmarks.rollouts_results import goal
 from rollout_spec import SamplingParams
+from rollout_spec.stats import EngineStats
 
 TITLE = "RL rollouts of SmolLM2 on math prompts"
 EPOCHS = (1, 2)
@@ -38,7 +41,7 @@ class Settings:
 
 FULL = Settings()
 QUICK = Settings(slots=(1, 16), rounds=1, max_tokens=64, prompts=((1, 1), (16, 4)))
-SMOKE = Settings(slots=(1, 2), rounds=1, samples=2, max_tokens=8, prompts=((1, 1), (2, 2)))
+SMOKE = Settings(slots=(1, 2), rounds=1, samples=3, max_tokens=8, prompts=((1, 1), (2, 1)))
 
 Epochs = dict[int, list[Play]]
 """Plays by epoch, in the order of rounds and, at one slot, of prompts."""
@@ -123,21 +126,22 @@ def _figures(plays: Sequence[Play], slots: int) -> dict[str, Any]:
         "acceptance_length": sum(play.stats.generated_tokens for play in plays) / steps,
         "nodes_per_step": sum(play.stats.drafted for play in plays) / steps,
         "host_share": statistics.median(play.stats.host_share for play in plays),
+        "steps_without_drafts": sum((play.stats.steps_without_drafts for play in plays), Counter()),
+        "estimated_speedup": statistics.median(play.stats.estimated_speedup for play in plays),
+        "prediction_error": statistics.median(play.stats.prediction_error for play in plays),
         "tail": {"tokens": tail_tokens, "tokens_per_s": tail_tokens / tail_s if tail_s else None},
     }
 
 
-def by_depth(stats: Sequence[Any]) -> dict[str, list[int]] | None:
-    """Nodes drafted and accepted by depth, if the engine counts them."""
-    if not all(getattr(one, "drafted_by_depth", None) for one in stats):
-        return None
-    columns = {}
-    for name in ("drafted_by_depth", "accepted_by_depth"):
-        rows = [getattr(one, name) for one in stats]
-        columns[name] = [
-            sum(row[depth] for row in rows if depth < len(row)) for depth in range(max(map(len, rows)))
-        ]
-    return columns
+def by_depth(stats: Sequence[EngineStats]) -> dict[str, list[int]]:
+    """Nodes drafted and accepted 1, 2, 3, ... tokens below the root."""
+    return {
+        name: [sum(depth) for depth in itertools.zip_longest(*rows, fillvalue=0)]
+        for name, rows in (
+            ("drafted_by_depth", [one.drafted_by_depth for one in stats]),
+            ("accepted_by_depth", [one.accepted_by_depth for one in stats]),
+        )
+    }
 
 
 def timeline(play: Play, bins: int = BINS) -> dict[str, list[float]]:
