@@ -14,6 +14,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import optax
@@ -21,9 +22,18 @@ from rich.console import Console
 
 from examples.report import StepRecord, print_table, save_json, save_plot
 from examples.smollm2 import fetch
-from examples.tasks import STOP, Task, load_tasks
+from examples.tasks import STOP, load_tasks
 from examples.trainer import Objective, Trainer
 from rollout_spec import Completion, DraftConfig, EngineConfig, RolloutEngine, RolloutOutput, SamplingParams
+
+
+class Task(Protocol):
+    """A prompt, and what a completion's text earns."""
+
+    @property
+    def prompt(self) -> str: ...
+
+    def reward(self, text: str) -> float: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +54,7 @@ class Settings:
     seed: int = 0
 
 
+FULL = Settings()
 QUICK = Settings(
     epochs=2,
     prompts=2,
@@ -57,9 +68,19 @@ QUICK = Settings(
 
 
 def train(
-    engine: RolloutEngine, tasks: Sequence[Task], settings: Settings, console: Console
+    engine: RolloutEngine,
+    tasks: Sequence[Task],
+    settings: Settings,
+    console: Console,
+    *,
+    stop: tuple[str, ...] = (STOP,),
+    lengths: Sequence[int] | None = None,
 ) -> list[StepRecord]:
-    """The loop. `engine` drafts; it needs a tokenizer, and serves the trained weights afterwards."""
+    """The loop. `engine` drafts; it needs a tokenizer, and serves the trained weights afterwards.
+
+    stop: strings that end a completion, beside the model's end tokens. lengths: of the trainer's rows, see
+    `padded_lengths`.
+    """
     plain_config = dataclasses.replace(engine.config, draft=DraftConfig(kind="none"))
     plain_engine = RolloutEngine(
         engine.model_config, engine.params, tokenizer=engine.tokenizer, config=plain_config
@@ -71,7 +92,7 @@ def train(
     objective = Objective(engine.model_config, settings.temperature)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(settings.learning_rate, b2=0.95))
     trainer = Trainer(engine.params, objective, optimizer, rows=settings.train_rows)
-    lengths = padded_lengths(engine, tasks, settings.max_tokens)
+    lengths = lengths or padded_lengths(engine, tasks, settings.max_tokens)
 
     records: list[StepRecord] = []
     for epoch, batch in schedule(tasks, settings):
@@ -81,7 +102,7 @@ def train(
                 n=settings.group_size,
                 temperature=settings.temperature,
                 max_tokens=settings.max_tokens,
-                stop=(STOP,),
+                stop=stop,
                 seed=settings.seed + step * len(batch) + index,
             )
             for index in range(len(batch))
@@ -171,13 +192,19 @@ def progress_line(record: StepRecord) -> str:
     )
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> tuple[Settings, Path]:
-    """Settings and output folder; --quick changes what the other options start from."""
-    quick = argparse.ArgumentParser(add_help=False)
-    quick.add_argument("--quick", action="store_true", help="two small steps, to see that it runs")
-    defaults = QUICK if quick.parse_known_args(arguments)[0].quick else Settings()
+def parse_arguments(
+    arguments: Sequence[str] | None,
+    *,
+    description: str | None = __doc__,
+    full: Settings = FULL,
+    quick: Settings = QUICK,
+) -> tuple[Settings, Path]:
+    """Settings and output folder; the other options start from `full`, or from `quick` if --quick is given."""
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--quick", action="store_true", help="two small steps, to see that it runs")
+    defaults = quick if first.parse_known_args(arguments)[0].quick else full
     parser = argparse.ArgumentParser(
-        description=__doc__, parents=[quick], formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, parents=[first], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for field in dataclasses.fields(Settings):
         kind = float if field.type == "float" else int
