@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.rival import Run
 from examples.smollm2 import fetch
 from rollout_spec import DraftConfig, EngineConfig, RolloutEngine, SamplingParams
@@ -23,6 +25,9 @@ PLAIN = DraftConfig(kind="none")
 SPECULATIVE = DraftConfig()
 MOST_FIXED_NODES = 32
 """Of any engine measured. All leave room for as many in the cache, so that they share compiled steps."""
+
+LONGEST_RANDOM_PROMPT = 48
+"""Tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,14 +94,15 @@ TINY = ModelConfig(
 
 
 def untrained(config: ModelConfig, *, seed: int = 0, num_prompts: int = 56, max_seq_len: int = 224) -> Policy:
-    """Random weights, and prompts of random token ids that have nothing in common, of 16 to 47 tokens."""
-    ids = itertools.count(7 * seed + 3)
+    """Random weights, and prompts of 16 to 48 random token ids."""
+    rng = np.random.default_rng(seed)
 
-    def prompt(number: int) -> list[int]:
-        return [next(ids) * 7919 % (config.vocab_size - 3) + 3 for _ in range(16 + number * 13 % 32)]
+    def prompt() -> list[int]:
+        length = int(rng.integers(LONGEST_RANDOM_PROMPT // 3, LONGEST_RANDOM_PROMPT + 1))
+        return rng.integers(3, config.vocab_size, length).tolist()
 
     kinds = ("math", "grounded", "grounded, again")
-    prompts = {kind: [prompt(number) for number in range(num_prompts)] for kind in kinds}
+    prompts = {kind: [prompt() for _ in range(num_prompts)] for kind in kinds}
     return Policy(
         f"untrained, width {config.hidden_size}", config, init_params(config, seed), prompts, max_seq_len
     )

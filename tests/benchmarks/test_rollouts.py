@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from benchmarks.rollouts_play import (
     PLAIN,
     SPECULATIVE,
     TINY,
+    UNTRAINED,
     Bench,
     Play,
     Step,
@@ -258,12 +261,10 @@ def test_batches_that_change() -> None:
 
 
 def test_prompts_of_the_untrained_policy_have_nothing_in_common() -> None:
-    pairs = [
-        pair
-        for prompt in untrained(TINY, num_prompts=4).prompts["math"]
-        for pair in zip(prompt, prompt[1:], prompt[2:], strict=False)
-    ]
+    prompts = untrained(dataclasses.replace(UNTRAINED, num_layers=1)).prompts["math"]
+    pairs = [pair for prompt in prompts for pair in itertools.pairwise(prompt)]
     assert len(pairs) == len(set(pairs))
+    assert {len(prompt) for prompt in prompts} <= set(range(16, 49))
 
 
 @pytest.mark.model
