@@ -25,6 +25,7 @@ from examples.smollm2 import fetch
 from examples.tasks import STOP, load_tasks
 from examples.trainer import Objective, Trainer
 from rollout_spec import Completion, DraftConfig, EngineConfig, RolloutEngine, RolloutOutput, SamplingParams
+from rollout_spec.intake import Prompt
 
 
 class Task(Protocol):
@@ -75,11 +76,12 @@ def train(
     *,
     stop: tuple[str, ...] = (STOP,),
     lengths: Sequence[int] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> list[StepRecord]:
     """The loop. `engine` drafts; it needs a tokenizer, and serves the trained weights afterwards.
 
     stop: strings that end a completion, beside the model's end tokens. lengths: of the trainer's rows, see
-    `padded_lengths`.
+    `padded_lengths`. optimizer: another than AdamW at a constant rate.
     """
     plain_config = dataclasses.replace(engine.config, draft=DraftConfig(kind="none"))
     plain_engine = RolloutEngine(
@@ -90,7 +92,8 @@ def train(
         one.warm_up(progress=console.is_terminal)
 
     objective = Objective(engine.model_config, settings.temperature)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(settings.learning_rate, b2=0.95))
+    if optimizer is None:
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(settings.learning_rate, b2=0.95))
     trainer = Trainer(engine.params, objective, optimizer, rows=settings.train_rows)
     lengths = lengths or padded_lengths(engine, tasks, settings.max_tokens)
 
@@ -158,7 +161,7 @@ def schedule(tasks: Sequence[Task], settings: Settings) -> list[tuple[int, list[
 
 
 def timed_generate(
-    engine: RolloutEngine, prompts: list[str], sampling: list[SamplingParams]
+    engine: RolloutEngine, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]
 ) -> tuple[list[RolloutOutput], float]:
     """Outputs and seconds."""
     started = time.perf_counter()

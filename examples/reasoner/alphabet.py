@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from rollout_spec.tokenizer import Tokenizer
 
 END = "<end>"
-TOKENS = (END, "\n", "+", "*", "=", *string.digits, *string.ascii_letters)
+TOKENS = (END, "\n", "+", "*", "=", *string.digits, *string.ascii_lowercase, *"ABCDEFGHIJ")
 END_ID = TOKENS.index(END)
 VOCABULARY_SIZE = 64
 """A little larger than there are tokens, for the sake of round sizes."""

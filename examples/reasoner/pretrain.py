@@ -74,7 +74,9 @@ def train(steps: int, seed: int) -> Params:
         texts = {kind: jnp.asarray(batch(kind, ROWS, generator)) for kind in KINDS}
         params, state, value = step(params, state, texts)
         if number % 50 == 0 or number == steps - 1:
-            print(f"step {number}: {value:.4f} nats a token, {time.perf_counter() - started:.0f} s", flush=True)
+            print(
+                f"step {number}: {value:.4f} nats a token, {time.perf_counter() - started:.0f} s", flush=True
+            )
     return params
 
 
