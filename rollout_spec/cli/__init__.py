@@ -1,0 +1,1 @@
+"""The command `rollout-spec`, one file a subcommand."""
