@@ -40,11 +40,11 @@ class Settings:
     """requests: by slots. Only fixed numbers within `contending` of the best in the first round play the others."""
 
     slots: tuple[int, ...] = (1, 8, 16)
-    rounds: int = 5
+    rounds: int = 3
     workloads: tuple[str, ...] = (*WORKLOADS, *CHANGING)
     fixed: tuple[int, ...] = FIXED
-    requests: tuple[tuple[int, int], ...] = ((1, 4), (8, 16), (16, 32))
-    max_tokens: int = 96
+    requests: tuple[tuple[int, int], ...] = ((1, 4), (8, 8), (16, 16))
+    max_tokens: int = 64
     contending: float = 0.88
 
 

@@ -25,6 +25,7 @@ PLAIN = DraftConfig(kind="none")
 SPECULATIVE = DraftConfig()
 MOST_FIXED_NODES = 32
 """Of any engine measured. All leave room for as many in the cache, so that they share compiled steps."""
+_LEAST_CACHED = 4  # requests of full length that fit the cache; few are as long, so prompts stay in it too
 
 LONGEST_RANDOM_PROMPT = 48
 """Tokens."""
@@ -265,14 +266,14 @@ class Bench:
     @staticmethod
     def _engine(policy: Policy, slots: int, draft: DraftConfig, prefix_cache: bool) -> RolloutEngine:
         spare = MOST_FIXED_NODES - draft.max_nodes  # so that page tables are equally wide, and steps the same
-        config = EngineConfig(max_seqs=slots, max_seq_len=policy.max_seq_len + spare, draft=draft)
-        prompts_cached = sum(len(prompts) for prompts in policy.prompts.values())
-        pages = -(-(policy.max_seq_len + MOST_FIXED_NODES) // config.page_size)
+        page_size = EngineConfig.page_size
+        pages = -(-(policy.max_seq_len + MOST_FIXED_NODES) // page_size)
         config = EngineConfig(
             max_seqs=slots,
-            max_seq_len=config.max_seq_len,
+            max_seq_len=policy.max_seq_len + spare,
             max_batch_tokens=max(256, 2 * slots),
-            kv_pages=slots * pages + 8 * prompts_cached,
+            page_size=page_size,
+            kv_pages=max(slots, _LEAST_CACHED) * pages,
             prefix_cache=prefix_cache,
             draft=draft,
         )

@@ -33,7 +33,7 @@ class Settings:
 
     slots: tuple[int, ...] = (1, 8, 16)
     temperatures: tuple[float, ...] = (1.0, 0.6)
-    rounds: int = 3
+    rounds: int = 2
     samples: int = 8
     max_tokens: int = 128
     prompts: tuple[tuple[int, int], ...] = ((1, 2), (8, 4), (16, 8))
