@@ -112,7 +112,7 @@ def measure(
             }
             batches = [[prompt] for prompt in prompts["grounded"][: settings.prompts]]
             played = _in_turns(settings, bench, subjects, batches, stop_at_eos=True)
-            save(ONE, cell(played, GOALS_OF_ONE, described) | {"same": same_tokens(played)})
+            save(ONE, cell(played, GOALS_OF_ONE, described) | {"same_tokens": same_tokens(played)})
         if "many" in settings.parts:
             subjects = {**ours, "transformers": transformers.generate, "Tunix": tunix.generate}
             batch = prompts["math"][: settings.requests]
@@ -134,7 +134,9 @@ def check_interpreters(interpreters: Interpreters) -> None:
         except OSError as error:
             found, fault = False, f"{python} can't be run ({error.strerror})"
         if not found:
-            faults.append(f"{fault}: run `make {target}`, or name another interpreter with {option} PATH")
+            faults.append(
+                f"{fault}: run `make rivals`, which makes {target}, or name another with {option} PATH"
+            )
     if faults:
         raise RuntimeError("expected interpreters with the rivals:\n  " + "\n  ".join(faults))
 
