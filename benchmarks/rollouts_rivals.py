@@ -1,6 +1,9 @@
 """Part 6, against others: transformers, transformers with prompt lookup, and Tunix's sampler, on the same machine.
 
-    python -m benchmarks.rollouts_rivals [--tunix-python PATH] [--torch-python PATH] [--rounds N] [--add]
+    make rivals        or        python -m benchmarks.rollouts_rivals [--rounds N] [--parts one,many] [--add]
+
+`make rivals` makes an environment for each of the two packages: google-tunix==0.1.7 in .venv-tunix, torch and
+transformers in .venv-torch. --tunix-python and --torch-python name other interpreters.
 
 All are given the same float32 weights and the same token ids, are warmed up, and take turns, in the opposite order
 every round; each rival runs in a process of its own with all cores. A time holds the whole call, prompt included. Ours
@@ -26,18 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.rival import Run, save_huggingface
 from benchmarks.rival_process import FOLDER, RivalProcess
+from benchmarks.rivals_tables import OURS, PATH, print_cells
 from benchmarks.rollouts_play import Bench, Subject, Work, in_order, smollm2
 from benchmarks.rollouts_results import Results, goal
 from rollout_spec import SamplingParams
 
 PART = "6"
 TITLE = "Against transformers and Tunix"
-PATH = FOLDER / "results" / "rivals.json"
 PROMPT_LOOKUP_TOKENS = 10
 CERTAIN_TOKENS = 8
 """Greedy tokens that all must begin with: later ones may part where two logits are closer than rounding."""
@@ -46,8 +48,6 @@ ONE, MANY = "grounded prompts, one request, greedy", "math prompts, {} requests,
 GOALS_OF_ONE = {"transformers": 4.0, "transformers, prompt lookup": 1.5, "Tunix": 2.0}
 GOALS_OF_MANY = {"transformers": 1.4, "Tunix": 1.8}
 """Speed of our engine with its defaults over that of each, at least."""
-OURS = "speculative"
-
 Generate = Callable[..., Run]
 """As `RivalProcess.generate`."""
 
@@ -297,29 +297,6 @@ def same_tokens(played: dict[str, list[list[Run]]]) -> dict[str, dict[str, int]]
             "least_tokens_that_agree": min(agreeing),
         }
     return same
-
-
-def print_cells(cells: dict[str, dict[str, Any]], console: Console) -> None:
-    """Speeds, what is wanted, and where we lose."""
-    for title, one in cells.items():
-        table = Table("engine", title=title, title_justify="left")
-        for column in ("tokens/s", f"{OURS} / it", "wanted", ""):
-            table.add_column(column, justify="right")
-        goals = {entry["name"].removeprefix(f"{OURS} / "): entry for entry in one["goals"]}
-        for name, figures in one["subjects"].items():
-            entry = goals.get(name)
-            ratio = one["subjects"][OURS]["tokens_per_s"] / figures["tokens_per_s"]
-            verdict = (
-                "" if entry is None else "met" if entry["met"] else "missed" if ratio >= 1 else "we lose"
-            )
-            table.add_row(
-                name,
-                f"{figures['tokens_per_s']:.1f}",
-                f"{ratio if entry is None else entry['value']:.2f}",
-                "" if entry is None else f"{entry['goal']:g}",
-                verdict,
-            )
-        console.print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from benchmarks import rivals_tables
 from benchmarks import rollouts_rivals as rivals
 from benchmarks.rival import Run, save_huggingface
 from benchmarks.rival_process import FOLDER, RivalProcess
@@ -114,11 +113,36 @@ def test_ratios_are_medians_within_rounds_and_losses_are_told() -> None:
     assert [entry["value"] for entry in cell["goals"]] == [3.0, 0.5]
     assert [entry["met"] for entry in cell["goals"]] == [True, False]
     assert cell["subjects"]["speculative"]["tokens_per_s"] == 30
-    console = Console(file=io.StringIO(), width=120)
-    rivals.print_cells({"a cell": cell}, console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert any("transformers" in line and "met" in line for line in lines)
-    assert any("Tunix" in line and "we lose" in line for line in lines)
+    told = {row.title: (row.ratio, row.wanted, row.verdict) for row in rivals_tables.rows(cell)}
+    assert told["ours"] == ("", "", "")
+    assert told["transformers `generate`"] == ("3.00x", "2x", "met")
+    assert told["Tunix `Sampler`"] == ("0.50x", "1.8x", "we lose")
+
+
+def test_stored_results_become_markdown_with_versions_and_settings() -> None:
+    played = {
+        "plain": [[run(1.0, [1] * 12)]],
+        "speculative": [[run(1.0, [1] * 10)]],
+        "Tunix": [[run(1.0, [1] * 8)]],
+    }
+    tunix = {"python": "3.12.1", "versions": {"google-tunix": "0.1.7", "jax": "0.12.0"}}
+    cell = rivals.cell(played, {"Tunix": 1.8}, {"Tunix": tunix}) | {
+        "settings": {"max_tokens": 128},
+        "machine": {
+            "cores": 2,
+            "processor": "a processor",
+            "python": "3.11.7",
+            "versions": {"jax": "0.10.2"},
+        },
+    }
+    lines = rivals_tables.markdown({"one request": cell}).splitlines()
+    assert lines[2:5] == [
+        "| ours, drafting off | 12.0 | 0.83x |  | we lose |",
+        "| ours | 10.0 |  |  |  |",
+        "| Tunix `Sampler` | 8.0 | 1.25x | 1.8x | missed |",
+    ]
+    assert "medians of 1 rounds" in lines[-1]
+    assert "Tunix: google-tunix 0.1.7, jax 0.12.0 on Python 3.12.1." in lines[-1]
 
 
 def test_rounds_of_another_run_are_added_only_if_the_rivals_are_the_same() -> None:
