@@ -83,7 +83,6 @@ def measure(settings: Settings, bench: Bench, save: Callable[[str, dict[str, Any
             workload = Workload(works, history)
             cell = compare(settings, bench, workload, slots, CHANGING_GOAL)
             save(f"{name}, {slots} slots", cell | {"workload": name})
-    bench.close()
 
 
 def steady(bench: Bench, name: str, requests: int, max_tokens: int) -> Workload:

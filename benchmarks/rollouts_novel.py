@@ -39,18 +39,19 @@ SHORT_STEPS = 3
 class Settings:
     """slots: numbers of requests. tokens: of each completion, at one request; at n, 2/n of it but at least a third.
 
-    texts: which of the two kinds.
+    texts: which of the two kinds. engine_slots: of the one engine that serves all numbers of requests.
     """
 
     slots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     rounds: int = 7
     tokens: int = 128
     texts: tuple[str, ...] = ("temperature 1.5", "untrained")
+    engine_slots: int = 32
 
 
 FULL = Settings()
-QUICK = Settings(slots=(1, 4, 16), rounds=3, tokens=64)
-SMOKE = Settings(slots=(1, 2), rounds=2, tokens=8)
+QUICK = Settings(slots=(1, 4, 16), rounds=3, tokens=64, engine_slots=16)
+SMOKE = Settings(slots=(1, 2), rounds=2, tokens=8, engine_slots=2)
 
 
 def measure(settings: Settings, bench: Bench, save: Callable[[str, dict[str, Any]], None]) -> None:
@@ -60,7 +61,7 @@ def measure(settings: Settings, bench: Bench, save: Callable[[str, dict[str, Any
         if text == "untrained":
             tiny = policy.config == TINY
             policy = untrained(TINY, seed=1) if tiny else untrained(UNTRAINED, seed=1, max_seq_len=448)
-        pair = bench.pair(max(settings.slots), policy=policy)
+        pair = bench.pair(settings.engine_slots, policy=policy)
         numbers = seeds(1 if text == "untrained" else 2)
         for requests in settings.slots:
             tokens = max(settings.tokens // 3, min(settings.tokens, 2 * settings.tokens // requests))

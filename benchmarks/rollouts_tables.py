@@ -138,6 +138,37 @@ def training_rows(cells: Cells) -> list[str]:
     return lines
 
 
+def reasoner_rows(cells: Cells) -> list[str]:
+    """A row for each number of slots and epoch, and one for all epochs from the second on."""
+    columns = ["epoch", "mean reward", "plain", "speculative", "ratio", "goal"]
+    lines = _head(["slots", *columns, "acceptance length", "nodes a step"])
+    for cell in cells.values():
+        for epoch, figures in cell["epochs"].items():
+            plain, speculative = (figures["subjects"][name] for name in ("plain", "speculative"))
+            lines.append(
+                _line(
+                    [
+                        str(cell["slots"]),
+                        epoch,
+                        f"{figures['mean_reward']:.2f}",
+                        f"{plain['tokens_per_s']:.0f}",
+                        f"{speculative['tokens_per_s']:.0f}",
+                        f"{figures['ratio']:.2f}",
+                        "",
+                        f"{speculative['acceptance_length']:.2f}",
+                        f"{speculative['nodes_per_step']:.1f}",
+                    ]
+                )
+            )
+        for one in cell["goals"]:
+            lines.append(
+                _line(
+                    [str(cell["slots"]), "2 and later", "", "", "", _value(one), f"{one['goal']:g}", "", ""]
+                )
+            )
+    return lines
+
+
 def grounded_rows(cells: Cells) -> list[str]:
     """A row for each temperature and number of slots."""
     columns = ["slots", "plain", "speculative", "ratio", "goal", "acceptance length", "nodes a step"]
@@ -200,6 +231,7 @@ TABLES: dict[str, Callable[[Cells], list[str]]] = {
     "1": novel_rows,
     "2": budget_rows,
     "3": training_rows,
+    "4": reasoner_rows,
     "5": grounded_rows,
     "7": overhead_rows,
 }

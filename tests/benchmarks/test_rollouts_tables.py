@@ -75,6 +75,15 @@ def test_epochs_are_rows_and_tails_a_column() -> None:
     assert "Identical tokens: 8 of 8 completions." in rollouts_tables.markdown(parts)
 
 
+def test_the_reasoners_epochs_are_rows_and_so_is_what_is_wanted_of_them() -> None:
+    subjects = {"plain": subject(2500.0), "speculative": subject(7500.0)}
+    epochs = {"1": {"subjects": subjects, "ratio": 3.0, "mean_reward": 0.6, "same": {}}}
+    goals = [goal("from epoch 2 on, speculative / plain", 2.4, 2.5)]
+    lines = rollouts_tables.markdown(part("4", a=cell(goals, slots=1, epochs=epochs))).splitlines()
+    assert "| 1 | 1 | 0.60 | 2500 | 7500 | 3.00 |  | 1.50 | 2.3 |" in lines
+    assert "| 1 | 2 and later |  |  |  | 2.40 (missed) | 2.5 |  |  |" in lines
+
+
 def test_grounded_work_shows_a_ratio_with_or_without_a_goal() -> None:
     subjects = {"plain": subject(50.0), "speculative": subject(100.0)}
     parts = part(
