@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rollouts_results import PATH, goal_text
+from benchmarks import rivals_tables
+from benchmarks.rollouts_results import PATH
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = f"<!-- from benchmarks/results/{PATH.name} -->", "<!-- end -->"
@@ -55,7 +56,7 @@ def markdown(parts: dict[str, Any]) -> str:
     """All tables of the parts that were measured."""
     sections = []
     for number, part in parts.items():
-        rows = TABLES[number](part["cells"]) if number in TABLES else goal_rows(part["cells"])
+        rows = TABLES[number](part["cells"])
         sections += [f"### {number}. {part['title']}", "\n".join(rows), _footer(part["cells"])]
     return "\n\n".join(sections)
 
@@ -219,12 +220,9 @@ def overhead_rows(cells: Cells) -> list[str]:
     return lines
 
 
-def goal_rows(cells: Cells) -> list[str]:
-    """A row for each goal, of parts without a table of their own."""
-    lines = _head(["", "", "measured"])
-    for name, cell in cells.items():
-        lines += [_line([name, one["name"], goal_text(one)]) for one in cell["goals"]]
-    return lines
+def rival_rows(cells: Cells) -> list[str]:
+    """As the rivals' own program shows them."""
+    return rivals_tables.markdown(cells).splitlines()
 
 
 TABLES: dict[str, Callable[[Cells], list[str]]] = {
@@ -233,6 +231,7 @@ TABLES: dict[str, Callable[[Cells], list[str]]] = {
     "3": training_rows,
     "4": reasoner_rows,
     "5": grounded_rows,
+    "6": rival_rows,
     "7": overhead_rows,
 }
 
