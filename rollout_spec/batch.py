@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from .kernels.sampling import SampleRows, SequenceSampling
 from .requests import Sequence
-from .step import StepBatch, StepShape
-from .tree import DraftTree, ancestor_words
-
-_CAUSAL = 0xFFFFFFFF
-_WORD = 2**32 - 1
+from .slots import SlotTable
+from .step_inputs import HostBatch, StepShape, batch_layout
+from .tree import DraftTree
 
 
 @dataclass(eq=False)
@@ -29,8 +26,12 @@ class StepEntry:
     """Its first row in the step, set by `pack`."""
 
     @property
+    def num_nodes(self) -> int:
+        return 0 if self.tree is None else len(self.tree)
+
+    @property
     def num_tokens(self) -> int:
-        return self.count + (len(self.tree) if self.tree is not None else 0)
+        return self.count + self.num_nodes
 
     @property
     def scored(self) -> range:
@@ -53,109 +54,73 @@ class StepEntry:
         return self.num_tokens - self.count + 1 if self.samples else 0
 
 
-def _filled(value: int, shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
-    """A numpy array where the type says jax array: the jitted step takes either."""
-    return np.full(shape, value, dtype)
-
-
-def pack(entries: SequenceOf[StepEntry], shape: StepShape, pages_per_sequence: int) -> StepBatch:
+def pack(entries: SequenceOf[StepEntry], shape: StepShape, slots: SlotTable) -> HostBatch:
     """The arrays of a step of `shape`; the entries must fit it."""
-    tokens, positions = _filled(0, shape.tokens, np.int32), _filled(0, shape.tokens, np.int32)
-    ancestors = _filled(_CAUSAL, (shape.tokens, 2), np.uint32)
-    cu_q_lens, kv_lens = _filled(0, shape.sequences + 1, np.int32), _filled(0, shape.sequences, np.int32)
-    page_table = _filled(0, (shape.sequences, pages_per_sequence), np.int32)
-    row_tokens, row_sources = _filled(0, shape.rows, np.int32), _filled(0, shape.rows, np.int32)
-    row_in_use = _filled(0, shape.rows, np.bool_)
-    rows = SampleRows(
-        token_ids=_filled(0, shape.rows, np.int32),
-        parents=_filled(-1, shape.rows, np.int32),
-        sequences=_filled(0, shape.rows, np.int32),
-        positions=_filled(0, shape.rows, np.int32),
-        targets=_filled(0, shape.rows, np.int32),
-    )
-    token, row = 0, 0
+    packed = batch_layout(shape, slots.pages_per_sequence).new()
+    batch: Any = packed.arrays  # numpy arrays where the types say jax arrays: the jitted step takes either
+    token = row = 0
     for number, entry in enumerate(entries):
         sequence = entry.sequence
-        first, count = sequence.cached, entry.count
-        here = slice(token, token + count)
-        tokens[here] = sequence.tokens[first : first + count]
-        positions[here] = np.arange(first, first + count)
-        kv_lens[number] = first + entry.num_tokens
-        page_table[number, : len(sequence.pages)] = sequence.pages
+        first, count, total = sequence.cached, entry.count, entry.num_tokens
+        slots.update(sequence)
+        if count == 1:
+            batch.token_ids[token] = sequence.tokens[first]
+            batch.positions[token] = first
+        else:
+            batch.token_ids[token : token + count] = sequence.tokens[first : first + count]
+            batch.positions[token : token + count] = np.arange(first, first + count)
+        batch.kv_lens[number] = first + total
         entry.first_row = row
         if sequence.score_from is not None:
-            scored = np.array(entry.scored, np.int32)
-            used = slice(row, row + len(scored))
-            row_tokens[used] = token + scored - 1 - first
-            rows.targets[used] = sequence.tokens[scored]
-            rows.positions[used] = scored
+            _pack_scored(batch, entry, number, token)
         elif entry.samples:
-            used = slice(row, row + entry.num_rows)
-            row_tokens[used] = np.arange(token + count - 1, token + entry.num_tokens)
-            row_sources[used] = first + np.arange(count - 1, entry.num_tokens)
-            rows.token_ids[row] = tokens[token + count - 1]
-            rows.positions[row] = first + count
-            if entry.tree is not None and len(entry.tree):
-                tree = entry.tree
-                nodes = slice(token + count, token + entry.num_tokens)
-                words = ancestor_words(tree.parents)
-                depths = np.bitwise_count(words).sum(axis=1).astype(np.int32) - 1
-                tokens[nodes] = tree.tokens
-                positions[nodes] = first + depths[1:]
-                ancestors[token : token + entry.num_tokens] = words
-                rows.token_ids[row + 1 : row + entry.num_rows] = tree.tokens
-                rows.parents[row + 1 : row + entry.num_rows] = row + 1 + tree.parents
-                rows.positions[used] = first + count + depths
-            row_in_use[used] = True
-        rows.sequences[row : row + entry.num_rows] = number
-        token += entry.num_tokens
+            batch.row_tokens[row] = token + count - 1
+            batch.row_sources[row] = first + count - 1
+            batch.row_in_use[row] = 1
+            batch.rows.sequences[row] = number
+            batch.rows.token_ids[row] = batch.token_ids[token + count - 1]
+            batch.rows.positions[row] = first + count
+            if total > count:
+                _pack_tree(batch, entry, number, token)
+        token += total
         row += entry.num_rows
-        cu_q_lens[number + 1] = token
-    cu_q_lens[len(entries) + 1 :] = token
-    return StepBatch(
-        token_ids=tokens,
-        positions=positions,
-        ancestors=ancestors,
-        cu_q_lens=cu_q_lens,
-        kv_lens=kv_lens,
-        page_table=page_table,
-        num_seqs=_filled(len(entries), 1, np.int32),
-        row_tokens=row_tokens,
-        row_sources=row_sources,
-        row_in_use=row_in_use,
-        rows=rows,
-        sequences=_sampling(entries, shape.sequences),
-    )
+        batch.cu_q_lens[number + 1] = token
+    batch.cu_q_lens[len(entries) + 1 :] = token
+    batch.num_seqs[0] = len(entries)
+    used = np.array([entry.sequence.slot for entry in entries], np.int64)
+    batch.page_table[: len(entries)] = slots.page_table[used]
+    slots.fill(used, batch.sequences)
+    return packed
 
 
-def _sampling(entries: SequenceOf[StepEntry], count: int) -> SequenceSampling:
-    arrays = SequenceSampling(
-        slots=_filled(0, count, np.int32),
-        seeds=_filled(0, (count, 2), np.uint32),
-        temperature=_filled(0, count, np.float32),
-        top_k=_filled(0, count, np.int32),
-        top_p=_filled(1, count, np.float32),
-        min_p=_filled(0, count, np.float32),
-        repetition_penalty=_filled(1, count, np.float32),
-        presence_penalty=_filled(0, count, np.float32),
-        frequency_penalty=_filled(0, count, np.float32),
-        stop_from_position=_filled(0, count, np.int32),
-        uses_tables=_filled(0, count, np.bool_),
-    )
-    for number, entry in enumerate(entries):
-        sequence, sampling = entry.sequence, entry.sequence.sampling
-        arrays.slots[number] = sequence.slot
-        arrays.seeds[number] = sequence.seed & _WORD, sequence.seed >> 32
-        arrays.temperature[number] = sampling.temperature
-        arrays.top_k[number] = sampling.top_k
-        arrays.top_p[number] = sampling.top_p
-        arrays.min_p[number] = sampling.min_p
-        arrays.repetition_penalty[number] = sampling.repetition_penalty
-        arrays.presence_penalty[number] = sampling.presence_penalty
-        arrays.frequency_penalty[number] = sampling.frequency_penalty
-        arrays.stop_from_position[number] = sequence.prompt_len + sampling.min_tokens
-        arrays.uses_tables[number] = sampling.changes_logits and sequence.score_from is None
-    return arrays
+def _pack_scored(batch: Any, entry: StepEntry, number: int, token: int) -> None:
+    """The rows of a sequence that scores; its tokens begin at `token` of the step."""
+    sequence, scored = entry.sequence, np.array(entry.scored, np.int32)
+    rows = slice(entry.first_row, entry.first_row + len(scored))
+    batch.row_tokens[rows] = token + scored - 1 - sequence.cached
+    batch.rows.sequences[rows] = number
+    batch.rows.targets[rows] = sequence.tokens[scored]
+    batch.rows.positions[rows] = scored
+
+
+def _pack_tree(batch: Any, entry: StepEntry, number: int, token: int) -> None:
+    """The tree below the root, which is token `token` + count - 1 of the step and whose row is filled in."""
+    assert entry.tree is not None
+    tree, cached = entry.tree, entry.sequence.cached
+    root, root_row = token + entry.count - 1, entry.first_row
+    nodes = slice(root + 1, root + 1 + len(tree))
+    rows = slice(root_row + 1, root_row + 1 + len(tree))
+    words = tree.ancestors()
+    depths = np.bitwise_count(words[1:]).sum(axis=1, dtype=np.int32) - 1
+    batch.token_ids[nodes] = batch.rows.token_ids[rows] = tree.tokens
+    batch.positions[nodes] = cached + entry.count - 1 + depths
+    batch.ancestors[root : nodes.stop] = words
+    batch.row_tokens[rows] = np.arange(nodes.start, nodes.stop)
+    batch.row_sources[rows] = cached + entry.count + np.arange(len(tree))
+    batch.row_in_use[rows] = 1
+    batch.rows.sequences[rows] = number
+    batch.rows.parents[rows] = root_row + 1 + tree.parents
+    batch.rows.positions[rows] = cached + entry.count + depths
 
 
 def table_rows(

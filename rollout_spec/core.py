@@ -12,7 +12,7 @@ import numpy as np
 from .batch import StepEntry, pack
 from .config import EngineConfig
 from .draft.drafter import Drafter
-from .drafting import DraftPlanner
+from .drafting import DraftPlanner, StepPlan
 from .executor import Executor, StepOutcome
 from .models import ModelConfig
 from .outputs import RolloutOutput
@@ -20,8 +20,7 @@ from .requests import Request, Sequence
 from .scheduler import Scheduler
 from .shapes import step_shapes
 from .stats import EngineStats
-from .step import StepShape
-from .stopping import check_end, end
+from .stopping import append_until_end, end
 from .tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -95,12 +94,9 @@ class EngineCore:
             self.scheduler.release(sequence)
         elif sequence in self.scheduler.waiting:
             self.scheduler.waiting.remove(sequence)
-        if sequence.drafting and self.drafter is not None:
+        if sequence.drafting:
             sequence.drafting = False
-            try:
-                self.drafter.finish(sequence.key)
-            except Exception:  # the tokens are there; a drafter's fault must not lose them
-                _log.exception("the drafter failed to finish %r; its private context may stay", sequence.key)
+            self.planner.finish(sequence.key)
 
     def _finish_if_done(self, request: Request) -> None:
         if any(sequence.finish_reason is None for sequence in request.sequences):
@@ -144,33 +140,35 @@ class EngineCore:
         if not self.scheduler.has_work:
             return
         try:
-            device_s = self._step(only_begun)
+            done = self._step(only_begun)
         except BaseException as error:
             self._fail_running(error)
             if not isinstance(error, Exception):
                 raise
             return
-        self.stats.device_s += device_s
-        self.stats.host_s += time.perf_counter() - started - device_s
+        if done is None:
+            return
+        plan, outcome, emitted = done
+        host_s = max(0.0, time.perf_counter() - started - outcome.seconds)
+        if not outcome.first_of_its_shape:
+            self.planner.measured_host(plan, host_s)
+        self.stats.count_time(plan, outcome, host_s, emitted)
 
-    def _step(self, only_begun: bool) -> float:
+    def _step(self, only_begun: bool) -> tuple[StepPlan, StepOutcome, float] | None:
+        """One step's plan and outcome, and the tokens that a sequence emitted on average; None if nothing ran."""
         self.scheduler.admit(only_begun=only_begun)
         entries = self.scheduler.plan()
         if not entries:
-            return 0.0
+            return None
         for entry in entries:
             self._prepare(entry.sequence)
-        shape = self.planner.plan(entries, self.scheduler)
-        batch = pack(entries, shape, self.executor.pages_per_sequence)
-        outcome = self.executor.run(shape, batch)
-        self.record_time(shape, outcome)
-        self._take_in(entries, outcome)
-        return outcome.seconds
-
-    def record_time(self, shape: StepShape, outcome: StepOutcome) -> None:
-        """Teaches the draft budget what a step of this shape costs; a compilation teaches it nothing."""
-        if not outcome.first_of_its_shape:
-            self.planner.times.record(shape, outcome.seconds)
+        plan = self.planner.plan(entries, self.scheduler)
+        packed = pack(entries, plan.shape, self.executor.slots)
+        outcome = self.executor.run(plan.shape, packed)
+        if not outcome.first_of_its_shape:  # a compilation teaches nothing about what a step costs
+            self.planner.measured(plan, outcome.seconds)
+        self.stats.count_step(plan, entries, packed.arrays, outcome.sample)
+        return plan, outcome, self._take_in(entries, outcome)
 
     def _prepare(self, sequence: Sequence) -> None:
         if sequence.score_from is not None:
@@ -179,26 +177,54 @@ class EngineCore:
             self.executor.write_tables(sequence)
         if self.drafter is not None and not sequence.drafting:
             request = sequence.request
-            self.drafter.start(sequence.key, request.prompt_token_ids, group_id=request.group_id)
+            self.planner.start(sequence.key, request.prompt_token_ids, request.group_id)
             sequence.drafting = True
             if sequence.num_generated:
-                self.drafter.extend(sequence.key, sequence.output)
+                self.planner.learn([sequence.key], [sequence.output])
 
-    def _take_in(self, entries: SequenceOf[StepEntry], outcome: StepOutcome) -> None:
-        self.stats.steps += 1
-        self.stats.steps_with_drafts += any(entry.tree is not None for entry in entries)
+    def _take_in(self, entries: SequenceOf[StepEntry], outcome: StepOutcome) -> float:
+        """Takes a step's results in; returns the tokens that a sequence emitted on average.
+
+        Whatever fails on the way, sequences that ended are handed out.
+        """
+        sampled = [entry for entry in entries if entry.samples]
         for entry in entries:
-            sequence = entry.sequence
-            if sequence.score_from is not None:
-                self._take_scores(entry, outcome)
-            elif entry.samples:
-                if entry.count > 1:
-                    self.stats.prompt_tokens_computed += entry.count
-                self._take_tokens(entry, outcome)
-            else:
-                self.stats.prompt_tokens_computed += entry.count
-                sequence.cached += entry.count
-                self.scheduler.publish(sequence)
+            if entry.count > 1 or not entry.samples:
+                self._take_prompt(entry, outcome)
+        if not sampled:
+            return 0.0
+        rows: list[list[int]] = []
+        try:
+            for entry in sampled:
+                rows.append(self._take_tokens(entry, outcome))
+            emitted, drafted = sum(map(len, rows)), sum(entry.num_nodes for entry in sampled)
+            self.stats.count_tokens(len(sampled), emitted, drafted)
+            self.planner.verified(sampled, [len(accepted) - 1 for accepted in rows])
+            self.planner.learn(
+                [entry.sequence.key for entry in sampled],
+                [outcome.sample.tokens[accepted] for accepted in rows],
+            )
+        finally:
+            done: dict[int, Request] = {}  # of several sequences that end at once, the request ends once
+            for entry in sampled:
+                self.scheduler.publish(entry.sequence)
+                if entry.sequence.finish_reason is not None:
+                    self._withdraw(entry.sequence)
+                    done[id(entry.sequence.request)] = entry.sequence.request
+            for request in done.values():
+                self._finish_if_done(request)
+        return emitted / len(sampled)
+
+    def _take_prompt(self, entry: StepEntry, outcome: StepOutcome) -> None:
+        """A part of a prompt was computed, or of a text that is scored."""
+        sequence = entry.sequence
+        if sequence.score_from is not None:
+            self._take_scores(entry, outcome)
+            return
+        self.stats.prompt_tokens_computed += entry.count
+        if not entry.samples:
+            sequence.cached += entry.count
+            self.scheduler.publish(sequence)
 
     def _take_scores(self, entry: StepEntry, outcome: StepOutcome) -> None:
         sequence, scored = entry.sequence, entry.scored
@@ -212,38 +238,21 @@ class EngineCore:
             sequence.finish_reason = "length"
             self._finish_if_done(sequence.request)
 
-    def _take_tokens(self, entry: StepEntry, outcome: StepOutcome) -> None:
-        """Appends the tokens of the accepted path, up to where the completion ends."""
-        sequence, sample = entry.sequence, outcome.sample
-        rows = slice(entry.first_row, entry.first_row + entry.num_rows)
-        path = entry.first_row + np.flatnonzero(sample.accepted[rows])
-        before = sequence.length
-        for row in path.tolist():
-            sequence.append(
-                int(sample.tokens[row]),
-                float(sample.logprobs[row]),
-                float(sample.sampled_logprobs[row]),
-                float(sample.kept_mass[row]),
-                self.weight_version,
-            )
-            if check_end(sequence, self.tokenizer):
-                break
-        emitted = sequence.length - before
+    def _take_tokens(self, entry: StepEntry, outcome: StepOutcome) -> list[int]:
+        """Appends the tokens of the accepted path, up to where the completion ends; returns their rows."""
+        sequence, sample, tree = entry.sequence, outcome.sample, entry.tree
+        root = entry.first_row
+        rows = [root]
+        if tree is not None:
+            rows += (np.flatnonzero(sample.accepted[root + 1 : root + 1 + len(tree)]) + (root + 1)).tolist()
+        rows = append_until_end(sequence, rows, sample, self.weight_version, self.tokenizer)
+        emitted = len(rows)
         sequence.cached = sequence.length - 1
-        drafted = len(entry.tree) if entry.tree is not None else 0
         sequence.steps += 1
-        sequence.drafted += drafted
         sequence.accepted += emitted - 1
-        self.stats.decode_steps += 1
-        self.stats.generated_tokens += emitted
-        self.stats.drafted += drafted
-        self.stats.accepted += emitted - 1
-        if self.drafter is not None:
-            self.drafter.extend(sequence.key, sequence.tokens[before : sequence.length])
-        self.scheduler.publish(sequence)
-        if sequence.finish_reason is not None:
-            self._withdraw(sequence)
-            self._finish_if_done(sequence.request)
+        if tree is not None:
+            sequence.drafted += len(tree)
+        return rows
 
     def _fail_running(self, error: BaseException) -> None:
         """A step raised: whatever ran in it ends with that error, and the device state is made whole."""

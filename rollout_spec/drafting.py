@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
+from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .batch import StepEntry
-from .draft.budget import StepOption, StepTimes, share_nodes
+from .draft.budget import HostTimes, StepOption, StepTimes, share_nodes
 from .draft.config import DraftConfig
 from .draft.drafter import Drafter
 from .draft.trie import TrieDrafter
+from .draft.trust import Patience, Trust
+from .draft.watch import AcceptanceWatch
 from .errors import DraftError
 from .scheduler import Scheduler
 from .shapes import smallest_fitting
-from .step import StepShape
+from .step_inputs import StepShape
 from .tree import DraftTree
+
+_log = logging.getLogger(__name__)
+
+_SHARE_OF_STEP_FOR_PROBES = 0.002
+_LONGEST_WAIT = 15
+_SHARE_OF_NEWS = 0.25  # of the requests whose text has begun to repeat, to ask for all
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The shape of a step, and how it came to that."""
+
+    shape: StepShape
+    cached: int
+    """Tokens in the caches of its sequences, the step's own not counted."""
+    only_decodes: bool
+    """Every sequence emits tokens and no prompt is computed, so that it can be compared with a plain step."""
+    asked: bool = False
+    """The drafter was asked for proposals."""
+    no_drafts_because: str | None = None
+    """Why it verifies no drafts; None if it does."""
+    predicted_s: float | None = None
+    """What the device was expected to take; None before that size was measured."""
+    plain_s: float | None = None
+    """What a step without drafts would take, the host's part included; None while it isn't known."""
 
 
 class DraftPlanner:
@@ -33,62 +67,214 @@ class DraftPlanner:
         self.shapes = shapes
         self.vocab_size = vocab_size
         self.times = StepTimes()
+        self.host_times = HostTimes()
+        self._trust: dict[Hashable, Trust] = {}
+        self._patience = Patience()  # with all requests together
+        self._watch = AcceptanceWatch()
+        self._ask_s = deque[float](maxlen=15)  # host seconds of one request's proposal
 
-    def plan(self, entries: Sequence[StepEntry], scheduler: Scheduler) -> StepShape:
-        """Sets the entries' trees; returns the shape that takes them all."""
+    # The drafter's knowledge
+
+    def start(self, key: Hashable, prompt: NDArray[np.int32], group_id: Hashable) -> None:
+        """A sequence runs, for the first time or again."""
+        assert self.drafter is not None
+        self.drafter.start(key, prompt, group_id=group_id)
+        self._trust[key] = Trust()
+
+    def learn(self, keys: Sequence[Hashable], tokens: Sequence[NDArray[np.int32]]) -> None:
+        """The next tokens of some sequences are known."""
+        if isinstance(self.drafter, TrieDrafter):
+            self.drafter.extend_all(keys, tokens)
+        elif self.drafter is not None:
+            for key, new in zip(keys, tokens, strict=True):
+                self.drafter.extend(key, new)
+
+    def finish(self, key: Hashable) -> None:
+        """A sequence ended or was aborted."""
+        assert self.drafter is not None
+        self._trust.pop(key, None)
+        try:
+            self.drafter.finish(key)
+        except Exception:  # the tokens are there; a drafter's fault must not lose them
+            _log.exception("the drafter failed to finish %r; its private context may stay", key)
+
+    def verified(self, entries: Sequence[StepEntry], accepted: Sequence[int]) -> None:
+        """What became of a step's drafts: how many tokens of each entry's tree were accepted."""
+        drafted, expected, hits = 0, 0.0, 0
+        for entry, count in zip(entries, accepted, strict=True):
+            if entry.tree is None:
+                continue
+            hoped = float(entry.tree.probs.sum())
+            trust = self._trust.get(entry.sequence.key)
+            if trust is not None:
+                trust.verified(hoped, count)
+            drafted, expected, hits = drafted + len(entry.tree), expected + hoped, hits + count
+        warning = self._watch.note(drafted, expected, hits) if drafted else None
+        if warning is not None:
+            _log.warning("%s (engine.stats() has acceptance by depth)", warning)
+
+    # The plan
+
+    def plan(self, entries: Sequence[StepEntry], scheduler: Scheduler) -> StepPlan:
+        """Sets the entries' trees; returns the plan for the step that takes them all."""
         tokens = sum(entry.num_tokens for entry in entries)
         rows = sum(entry.num_rows for entry in entries)
-        decoding = [e for e in entries if e.samples and e.count == 1 and e.sequence.room > 1]
-        options: list[StepOption] = []
+        cached = sum(entry.sequence.cached for entry in entries)
+        decoding = [e for e in entries if e.count == 1 and e.samples]
+        only_decodes = len(decoding) == len(entries)
+        plain = self._fitting(tokens, len(entries), rows)
+        plain_s = None
+        if only_decodes and self.times.knows(plain):
+            plain_s = self.times.expected(plain, cached) + self.host_times.expected(drafted=False)
+
+        def without_drafts(reason: str, *, asked: bool = False) -> StepPlan:
+            predicted = self.times.expected(plain, cached) if self.times.knows(plain) else None
+            return StepPlan(plain, cached, only_decodes, asked, reason, predicted, plain_s)
+
+        if self.drafter is None or self.config.max_nodes == 0:
+            return without_drafts("drafting is off")
+        if not decoding:
+            return without_drafts("only prompts")
+        drafting = [e for e in decoding if e.sequence.room > 1]
+        if not drafting:
+            return without_drafts("last tokens")
+        if self.config.gate:
+            if not self.times.knows(plain):
+                return without_drafts("plain step not measured lately")
+            drafting = self._due(drafting)
+            if not drafting:
+                return without_drafts("did not pay lately")
+        options = self._options(plain, tokens, len(entries), rows, cached)
+        room = options[-1].capacity
+        if room == 0:
+            return without_drafts("no room in the step")
+        if self.config.gate:
+            self._choose(drafting, options, len(decoding))
+        else:
+            self._propose(drafting, min(self.config.max_nodes, room // len(drafting)))
+        nodes = 0
+        for entry in drafting:
+            if entry.tree is None:
+                continue
+            fitting = scheduler.pages_for_draft(entry.sequence, len(entry.tree))
+            entry.tree = first_nodes(entry.tree, fitting) if fitting else None
+            nodes += fitting
+        if nodes == 0:
+            return without_drafts("nothing likely enough", asked=True)
+        shape = self._fitting(tokens + nodes, len(entries), rows + nodes)
+        predicted = self.times.expected(shape, cached) if self.times.knows(shape) else None
+        return StepPlan(shape, cached, only_decodes, True, None, predicted, plain_s)
+
+    def _due(self, drafting: Sequence[StepEntry]) -> list[StepEntry]:
+        """Those for which the drafter is worth asking.
+
+        While no request's drafts pay they are asked together, as a larger step may pay for all and not for one.
+        """
+        trust = [self._trust[entry.sequence.key] for entry in drafting]
+        familiar = [0] * len(drafting)
+        if isinstance(self.drafter, TrieDrafter):
+            familiar = self.drafter.familiar_tokens([entry.sequence.key for entry in drafting])
+        news = [one.newly_familiar(tokens) for one, tokens in zip(trust, familiar, strict=True)]
+        if self._patience.fruitless:
+            over = self._patience.is_over() or sum(news) >= _SHARE_OF_NEWS * len(news)
+            due = [over] * len(drafting)
+        else:
+            due = [one.patience.is_over() or new for one, new in zip(trust, news, strict=True)]
+        for one, tokens, is_due in zip(trust, familiar, due, strict=True):
+            if is_due:
+                one.familiar = tokens
+            else:
+                one.idle()
+        return [entry for entry, is_due in zip(drafting, due, strict=True) if is_due]
+
+    def _options(
+        self, plain: StepShape, tokens: int, sequences: int, rows: int, cached: int
+    ) -> list[StepOption]:
+        """The step without drafts, then the sizes it could have, each with more room than the one before."""
+        host, host_drafting = (self.host_times.expected(drafted) for drafted in (False, True))
+        options = [StepOption(plain, 0, self.times.expected(plain, cached) + host)]
         for shape in self.shapes:
             capacity = min(shape.tokens - tokens, shape.rows - rows)
-            fits = shape.tokens >= tokens and shape.rows >= rows and shape.sequences >= len(entries)
-            if fits and (not options or capacity > options[-1].capacity):
-                options.append(StepOption(shape, capacity))
-        if self.drafter is None or not decoding or self.config.max_nodes == 0:
-            return self._fitting(entries)
-        capacity = options[-1].capacity
-        most = self.config.max_nodes
-        if not self.config.gate:
-            most = min(most, capacity // len(decoding))
-        trees = self._propose(decoding, [min(most, capacity)] * len(decoding))
-        if self.config.gate:
-            budget = share_nodes([tree.probs for tree in trees], options, self.times)
-            trees = [tree.likeliest(count) for tree, count in zip(trees, budget.nodes, strict=True)]
-        for entry, tree in zip(decoding, trees, strict=True):
-            fitting = scheduler.pages_for_draft(entry.sequence, len(tree))
-            if len(tree):
-                entry.tree = first_nodes(tree, fitting) if fitting < len(tree) else tree
-        return self._fitting(entries)
+            if capacity > options[-1].capacity and shape.sequences >= sequences:
+                options.append(
+                    StepOption(shape, capacity, self.times.expected(shape, cached) + host_drafting)
+                )
+        return options
 
-    def _fitting(self, entries: Sequence[StepEntry]) -> StepShape:
-        tokens = sum(entry.num_tokens for entry in entries)
-        rows = sum(entry.num_rows for entry in entries)
-        shape = smallest_fitting(self.shapes, tokens, len(entries), rows)
-        assert shape is not None, (tokens, rows, len(entries))
+    def _choose(self, drafting: Sequence[StepEntry], options: Sequence[StepOption], decoding: int) -> None:
+        """Proposes, and keeps of all trees the nodes that are worth their time."""
+        started = time.perf_counter()
+        trees = self._propose(drafting, min(self.config.max_nodes, options[-1].capacity))
+        self._ask_s.append((time.perf_counter() - started) / len(drafting))
+        trust = [self._trust[entry.sequence.key] for entry in drafting]
+        probs = [
+            tree.probs if one.factor == 1.0 else tree.probs * np.float32(one.factor)
+            for tree, one in zip(trees, trust, strict=True)
+        ]
+        budget = share_nodes(probs, options, decoding)
+        longest_wait = self._longest_wait(len(drafting), options[0].seconds)
+        if any(budget.nodes):
+            self._patience.rewarded()
+        else:
+            self._patience.tried(longest_wait)
+        for entry, tree, one, count in zip(drafting, trees, trust, budget.nodes, strict=True):
+            entry.tree = tree.likeliest(count) if count else None
+            if count:
+                one.patience.rewarded()
+            else:
+                one.idle()
+                one.patience.tried(longest_wait)
+
+    def _longest_wait(self, asked: int, plain_s: float) -> int:
+        """Steps to wait between fruitless proposals, so that they take little of the time."""
+        share = asked * median(self._ask_s) / plain_s
+        return min(_LONGEST_WAIT, math.ceil(share / _SHARE_OF_STEP_FOR_PROBES) - 1)
+
+    def _fitting(self, tokens: int, sequences: int, rows: int) -> StepShape:
+        shape = smallest_fitting(self.shapes, tokens, sequences, rows)
+        assert shape is not None, (tokens, rows, sequences)
         return shape
 
-    def _propose(self, decoding: Sequence[StepEntry], budgets: list[int]) -> list[DraftTree]:
+    def _propose(self, drafting: Sequence[StepEntry], nodes: int) -> list[DraftTree]:
+        """The drafter's trees of at most `nodes` nodes, set as the entries' too."""
         assert self.drafter is not None
-        keys: list[Hashable] = [entry.sequence.key for entry in decoding]
-        trees = self.drafter.propose(keys, budgets)
+        keys: list[Hashable] = [entry.sequence.key for entry in drafting]
+        trees = self.drafter.propose(keys, [nodes] * len(keys))
         if len(trees) != len(keys):
             raise DraftError(f"the drafter was asked for {len(keys)} trees and returned {len(trees)}")
-        for tree, budget in zip(trees, budgets, strict=True):
-            if not isinstance(self.drafter, TrieDrafter):
-                tree.validate(max_nodes=budget, vocab_size=self.vocab_size)
-            elif len(tree) and int(tree.tokens.max()) >= self.vocab_size:
+        if not isinstance(self.drafter, TrieDrafter):
+            for tree in trees:
+                tree.validate(max_nodes=nodes, vocab_size=self.vocab_size)
+        else:
+            largest = max((int(tree.tokens.max()) for tree in trees if len(tree)), default=0)
+            if largest >= self.vocab_size:
                 raise DraftError(
-                    f"the drafter's history has token {int(tree.tokens.max())}, outside this model's vocabulary of "
+                    f"the drafter's history has token {largest}, outside this model's vocabulary of "
                     f"{self.vocab_size}; it comes from another model"
                 )
-        return [
-            within_depth(tree, entry.sequence.room - 1) for tree, entry in zip(trees, decoding, strict=True)
+        trees = [
+            within_depth(tree, entry.sequence.room - 1) for tree, entry in zip(trees, drafting, strict=True)
         ]
+        for entry, tree in zip(drafting, trees, strict=True):
+            entry.tree = tree if len(tree) else None
+        return trees
+
+    # What steps cost
+
+    def measured(self, plan: StepPlan, device_s: float) -> None:
+        """The device took so long (without compilation)."""
+        self.times.record(plan.shape, device_s, plan.cached)
+
+    def measured_host(self, plan: StepPlan, host_s: float) -> None:
+        """The host took so long besides."""
+        if plan.only_decodes:
+            self.host_times.record(plan.asked, host_s)
 
 
 def first_nodes(tree: DraftTree, count: int) -> DraftTree:
     """The first `count` nodes; a parent comes before its children, so they are a tree."""
+    if count == len(tree):
+        return tree
     return DraftTree(tree.tokens[:count], tree.parents[:count], tree.probs[:count])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import itertools
 import os
 import time
@@ -14,11 +14,9 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .batch import pack
 from .config import EngineConfig
 from .core import EngineCore
 from .draft.drafter import Drafter, make_drafter
-from .draft.trie import TrieDrafter
 from .errors import ConfigError, EngineStateError, PromptError, RequestFailedError, UnknownRequestError
 from .intake import Intake, Prompt, check_hashable
 from .models import ModelConfig
@@ -28,6 +26,7 @@ from .requests import Request
 from .sampling import SamplingParams
 from .stats import EngineStats
 from .tokenizer import Tokenizer
+from .warm_up import warm_up
 from .weights import update
 from .weights.update import UPDATE_MODES, UpdateMode, WeightUpdateReport
 
@@ -401,7 +400,8 @@ class RolloutEngine:
         for request in requests:
             request.ended_list = mine
             self._core.enqueue(request)
-        started = dataclasses.replace(self._core.stats)
+        stats = self._core.stats
+        tokens, steps = stats.generated_tokens, stats.decode_steps
         try:
             with Progress(progress, "prompts", len(requests)) as bar:
                 while pending:
@@ -410,10 +410,7 @@ class RolloutEngine:
                         bar.advance(1)
                         yield mine.pop(0)
                     stats = self._core.stats
-                    bar.report(
-                        stats.generated_tokens - started.generated_tokens,
-                        stats.decode_steps - started.decode_steps,
-                    )
+                    bar.report(stats.generated_tokens - tokens, stats.decode_steps - steps)
                     if pending:
                         self._check_running()
                         self._core.advance()
@@ -454,27 +451,11 @@ class RolloutEngine:
         Optional: otherwise each size is compiled when it is first needed.
         """
         self._check_running()
-        with Progress(progress, "compiling", len(self._core.shapes)) as bar:
-            for shape in self._core.shapes:
-                batch = pack([], shape, self._core.executor.pages_per_sequence)
-                for _ in range(3):
-                    self._core.record_time(shape, self._core.executor.run(shape, batch))
-                bar.advance(1)
-        self._core.executor.warm_up_tables()
-        update.warm_up(self.params)
-        if isinstance(
-            self.drafter, TrieDrafter
-        ):  # compiled code is shared, so that the engine's own learns nothing
-            scratch = TrieDrafter(self.config.draft)
-            scratch.start(0, [0, 1])
-            scratch.extend(0, [0, 1, 0])
-            scratch.propose([0], [1])
-            scratch.extend(0, [1])
-            scratch.finish(0)
+        warm_up(self._core, progress)
 
     def stats(self) -> EngineStats:
         """Counts since the start or `reset_stats()`."""
-        stats = dataclasses.replace(self._core.stats)
+        stats = copy.deepcopy(self._core.stats)
         stats.running, stats.waiting = len(self._core.scheduler.running), len(self._core.scheduler.waiting)
         stats.pages, stats.pages_held = self._core.executor.num_pages, self._core.scheduler.pool.num_held
         stats.preemptions = self._core.scheduler.preemptions

@@ -17,7 +17,9 @@ from .kernels.sampling import SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
 from .kernels.tree_attention import kv_pages_shape
 from .models import ModelConfig
 from .requests import Sequence
-from .step import StepBatch, StepShape, StepState, compiled_step, new_state, write_tables
+from .slots import SlotTable
+from .step import StepState, compiled_step, new_state, write_tables
+from .step_inputs import HostBatch, StepShape
 
 _MOST_CPU_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_DEVICE_MEMORY = 0.4
@@ -28,6 +30,7 @@ class StepOutcome:
     """A step's results on the host, and the seconds from the call to their arrival."""
 
     sample: TreeSample
+    """Of numpy arrays."""
     seconds: float
     first_of_its_shape: bool
     """The time may include a compilation."""
@@ -48,6 +51,7 @@ class Executor:
         self.dtype = jax.tree.leaves(params)[0].dtype
         # Draft nodes may lie behind the last position of the text.
         self.pages_per_sequence = -(-(max_seq_len + config.draft.max_nodes) // config.page_size)
+        self.slots = SlotTable(config.max_seqs, self.pages_per_sequence)
         self.num_pages = config.kv_pages or self._default_pages(max_seq_len)
         self._step = compiled_step(model_config, config.kernel)
         self._run_before: set[StepShape] = set()
@@ -99,14 +103,17 @@ class Executor:
             raise EngineStateError("the engine is asleep or closed and holds no cache; call wake_up() first")
         return self._state
 
-    def run(self, shape: StepShape, batch: StepBatch) -> StepOutcome:
+    def run(self, shape: StepShape, batch: HostBatch) -> StepOutcome:
         """One step. The one wait for the device is the fetch of its results."""
         first = shape not in self._run_before
         start = time.perf_counter()
-        self._state, sample = self._step(self.params, self.state, batch)
-        sample = jax.device_get(sample)
+        self._state, packed = self._step(
+            self.params, self.state, batch.buffer, shape, self.pages_per_sequence
+        )
+        results = np.asarray(packed)
         seconds = time.perf_counter() - start
         self._run_before.add(shape)
+        sample = TreeSample(results[0], *[row.view(np.float32) for row in results[2:]], results[1] != 0)
         return StepOutcome(sample, seconds, first)
 
     def write_tables(self, sequence: Sequence) -> None:

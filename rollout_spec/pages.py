@@ -44,6 +44,11 @@ class PagePool:
         return len(self._free) + len(self._kept)
 
     @property
+    def num_free(self) -> int:
+        """Pages that `allocate` can hand out without forgetting what is cached."""
+        return len(self._free)
+
+    @property
     def num_held(self) -> int:
         """Pages that some sequence holds."""
         return self.num_pages - self.num_available

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .kernels.sampling import TreeSample
 from .outputs import Completion, DraftStats, FinishReason, RolloutOutput
 from .pages import Digest
 from .sampling import SamplingParams
@@ -53,6 +54,8 @@ class Sequence:
     """The drafter knows it."""
     tables_written: bool = False
     """The sampling tables hold its counts, flags and biases at `slot`."""
+    slot_written: bool = False
+    """The SlotTable holds its sampling parameters at `slot`."""
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -96,6 +99,16 @@ class Sequence:
         self.kept_mass[index] = kept_mass
         self.weight_versions[index] = version
         self.length += 1
+
+    def extend(self, sample: TreeSample, rows: list[int], version: int) -> None:
+        """`append` for what was sampled at several rows of a step."""
+        generated = slice(self.num_generated, self.num_generated + len(rows))
+        self.tokens[self.length : self.length + len(rows)] = sample.tokens[rows]
+        self.logprobs[generated] = sample.logprobs[rows]
+        self.sampled_logprobs[generated] = sample.sampled_logprobs[rows]
+        self.kept_mass[generated] = sample.kept_mass[rows]
+        self.weight_versions[generated] = version
+        self.length += len(rows)
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None

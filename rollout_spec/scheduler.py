@@ -174,7 +174,7 @@ class Scheduler:
                 del self._being_computed[digest]
         self._free_slots.append(sequence.slot)
         sequence.pages, sequence.cached, sequence.published, sequence.slot = [], 0, 0, -1
-        sequence.tables_written = False
+        sequence.tables_written = sequence.slot_written = False
         sequence.keeps_old_cache = False
 
     def new_version(self, version: int) -> None:

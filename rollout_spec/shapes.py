@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .config import EngineConfig
-from .step import StepShape
+from .step_inputs import StepShape
 
-_MOST_TREE_TOKENS = 128  # of a step that verifies drafts for several requests
+_MOST_TREE_TOKENS = 256  # of a step that verifies drafts for several requests
 _TREE_TOKENS_MULTIPLE = 8  # matmuls of odd row counts cost as much as of the next multiple
 _PREFILL_ROWS = 32  # a prompt needs one; the rest is for what decodes beside it, and for scoring
 _SHORT_PREFILL_TOKENS = 64
@@ -16,11 +16,12 @@ _SHORT_PREFILL_TOKENS = 64
 def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
     """All shapes of an engine, smallest first.
 
-    For 1, 4, 16, ... sequences: one token each, then trees of growing size. Rows are as many as tokens there,
-    as every token of such a step is sampled. On top, larger steps for prompt chunks.
+    For 1, 4, 16, ... sequences: a token each, less for when some have ended, then trees of growing size. Rows are
+    as many as tokens there, as every token of such a step is sampled. On top, larger steps for prompt chunks.
     """
     nodes = config.draft.max_nodes if config.draft.kind != "none" else 0
     shapes = set()
+    fewer = 0  # sequences that smaller steps are for
     for sequences in sequence_counts(config.max_seqs):
         most = sequences * (nodes + 1)
         if nodes:
@@ -28,12 +29,8 @@ def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
         if sequences > 1:
             most = min(most, max(_MOST_TREE_TOKENS, sequences))
         most = min(most, config.max_batch_tokens)
-        shapes.add(StepShape(sequences, sequences, sequences))  # plain decoding pays for no padding
-        tokens = sequences
-        while 3 * tokens <= 2 * most:  # sizes closer than that aren't worth a compilation
-            shapes.add(StepShape(tokens, sequences, tokens))
-            tokens *= 4 if sequences == 1 and tokens == 1 else 2
-        shapes.add(StepShape(most, sequences, most))
+        shapes |= {StepShape(tokens, sequences, tokens) for tokens in _ladder(sequences, fewer, most)}
+        fewer = sequences
     largest = config.max_batch_tokens
     rows = min(largest, max(_PREFILL_ROWS, config.max_seqs))
     tokens = _SHORT_PREFILL_TOKENS
@@ -45,13 +42,29 @@ def step_shapes(config: EngineConfig) -> tuple[StepShape, ...]:
         if tokens >= _SHORT_PREFILL_TOKENS:
             shapes.add(StepShape(tokens, 1, min(tokens, _PREFILL_ROWS)))
     shapes.add(StepShape(largest, config.max_seqs, rows))
-    return tuple(sorted(shape for shape in shapes if shape.sequences <= shape.tokens))
+    return tuple(sorted(shapes))
+
+
+def _ladder(sequences: int, fewer: int, most: int) -> list[int]:
+    """Tokens of the steps for more than `fewer` and up to `sequences` sequences; the last is `most`.
+
+    Fine where a draft node costs about as much as it may be worth, coarse above four tokens a sequence.
+    """
+    ladder = {sequences, most}
+    size = max(1, 2 * fewer)
+    while size < most:
+        between = size + size // 2
+        ladder.add(size)
+        if size >= 8 and between <= max(4 * sequences, 12):
+            ladder.add(between)
+        size *= 2
+    return sorted(tokens for tokens in ladder if fewer < tokens <= most)
 
 
 def sequence_counts(max_seqs: int) -> list[int]:
-    """1, 4, 16, ... up to max_seqs, which is always among them."""
+    """1, 4, 16, ... and max_seqs; none that is more than half of max_seqs but that itself."""
     counts = [1]
-    while counts[-1] * 4 < max_seqs:
+    while counts[-1] * 8 <= max_seqs:
         counts.append(counts[-1] * 4)
     return counts if max_seqs == 1 else [*counts, max_seqs]
 

@@ -11,34 +11,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from .kernels.compaction import move_cached_tokens
-from .kernels.sampling import (
-    SampleRows,
-    SamplingTables,
-    SequenceSampling,
-    TreeSample,
-    count_outputs,
-    tree_sample,
-)
+from .kernels.sampling import SamplingTables, count_outputs, tree_sample
 from .kernels.tree_attention import kv_pages_shape, tree_paged_attention
 from .models import ModelConfig, build
-
-
-@dataclass(frozen=True, order=True)
-class StepShape:
-    """The sizes a step is compiled for."""
-
-    tokens: int
-    """T: tokens of prompt chunks, roots and draft nodes."""
-    sequences: int
-    """S: sequences that take part."""
-    rows: int
-    """R: tokens at which something is sampled or scored."""
+from .step_inputs import StepBatch, StepShape, batch_layout, pack_sample
 
 
 @jax.tree_util.register_dataclass
@@ -48,25 +31,6 @@ class StepState:
 
     kv_pages: tuple[jax.Array, ...]  # one a layer, of `kv_pages_shape`
     tables: SamplingTables
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class StepBatch:
-    """A step's inputs, numpy arrays of a StepShape's sizes. P: pages of the longest sequence."""
-
-    token_ids: jax.Array  # int32[T]
-    positions: jax.Array  # int32[T], in the text; a node's is its root's plus its depth
-    ancestors: jax.Array  # uint32[T, 2], see tree_paged_attention
-    cu_q_lens: jax.Array  # int32[S + 1]
-    kv_lens: jax.Array  # int32[S], cached tokens, the step's included
-    page_table: jax.Array  # int32[S, P]
-    num_seqs: jax.Array  # int32[1]
-    row_tokens: jax.Array  # int32[R], index in T of each row's token
-    row_sources: jax.Array  # int32[R], cache position of each row's token within its sequence
-    row_in_use: jax.Array  # bool[R]
-    rows: SampleRows
-    sequences: SequenceSampling
 
 
 def new_state(
@@ -87,18 +51,23 @@ def new_state(
 @functools.lru_cache(maxsize=64)
 def compiled_step(
     config: ModelConfig, backend: str
-) -> Callable[[dict, StepState, StepBatch], tuple[StepState, TreeSample]]:
-    """The jitted step of a model, shared by all engines that run it."""
+) -> Callable[[dict, StepState, Any, StepShape, int], tuple[StepState, jax.Array]]:
+    """The jitted step of a model, shared by all engines that run it.
 
-    def step(params: dict, state: StepState, batch: StepBatch) -> tuple[StepState, TreeSample]:
-        return _step(config, backend, params, state, batch)
+    Takes weights, state, the buffer of a HostBatch, and its sizes; returns the state and `pack_sample`'s array.
+    """
 
-    return jax.jit(step, donate_argnums=1)
+    def step(
+        params: dict, state: StepState, buffer: jax.Array, shape: StepShape, pages: int
+    ) -> tuple[StepState, jax.Array]:
+        return _step(config, backend, params, state, batch_layout(shape, pages).unpack(buffer))
+
+    return jax.jit(step, donate_argnums=1, static_argnums=(3, 4))
 
 
 def _step(
     config: ModelConfig, backend: str, params: dict, state: StepState, batch: StepBatch
-) -> tuple[StepState, TreeSample]:
+) -> tuple[StepState, jax.Array]:
     model = nnx.merge(build(config), params)
     pages = list(state.kv_pages)
 
@@ -124,7 +93,7 @@ def _step(
 
     emitted = sample.accepted & batch.row_in_use
     tables = count_outputs(state.tables, batch.sequences.slots[batch.rows.sequences], sample.tokens, emitted)
-    return StepState(_compact(tuple(pages), batch, emitted), tables), sample
+    return StepState(_compact(tuple(pages), batch, emitted), tables), pack_sample(sample)
 
 
 def _compact(pages: tuple[jax.Array, ...], batch: StepBatch, emitted: jax.Array) -> tuple[jax.Array, ...]:

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+from .kernels.sampling import TreeSample
 from .outputs import FinishReason
 from .requests import Sequence
 from .tokenizer import Tokenizer
 
 _TEXT_WINDOW = 256  # tokens decoded to look for a stop string
+
+
+def append_until_end(
+    sequence: Sequence, rows: list[int], sample: TreeSample, weight_version: int, tokenizer: Tokenizer | None
+) -> list[int]:
+    """Appends what was sampled at these rows of a step, up to the token that ends the sequence.
+
+    Returns the rows whose tokens it took, at least one.
+    """
+    one_by_one = bool(sequence.sampling.stop_strings)  # which end may be inside any token
+    rows = rows[: sequence.room]
+    if not one_by_one and len(rows) > 1:
+        rows = rows[: _until_stop_token(sequence, sample.tokens[rows].tolist())]
+        sequence.extend(sample, rows, weight_version)
+        check_end(sequence, tokenizer)
+        return rows
+    for taken, row in enumerate(rows, start=1):
+        sequence.append(
+            int(sample.tokens[row]),
+            float(sample.logprobs[row]),
+            float(sample.sampled_logprobs[row]),
+            float(sample.kept_mass[row]),
+            weight_version,
+        )
+        if check_end(sequence, tokenizer):
+            return rows[:taken]
+    return rows
+
+
+def _until_stop_token(sequence: Sequence, tokens: list[int]) -> int:
+    """How many of the next tokens there are up to the first one that ends the sequence."""
+    first = max(sequence.sampling.min_tokens - sequence.num_generated, 0)  # earlier ones don't end it
+    for index in range(first, len(tokens)):
+        if tokens[index] in sequence.stop_tokens:
+            return index + 1
+    return len(tokens)
 
 
 def check_end(sequence: Sequence, tokenizer: Tokenizer | None) -> bool:

@@ -27,7 +27,8 @@ from .inputs import (
 from .noise import BLOCK_LEVEL, TOKEN_LEVEL, gumbel
 
 BLOCK_SIZE = 256
-_ROW_CHUNK = 16
+_CHUNK_ELEMENTS = 1 << 20
+"""Logits sampled at a time."""
 
 
 def tree_sample_reference(
@@ -66,20 +67,22 @@ class _RowSample(NamedTuple):
 
 
 def _in_chunks(function: Callable[..., _RowSample], arguments: tuple) -> _RowSample:
-    """function(*arguments), _ROW_CHUNK rows at a time.
+    """function(*arguments), some rows at a time; the first argument is the logits, [R, V].
 
     Temporaries of all rows at once (several times [R, V]) would outgrow what the C allocator keeps, and be
     mapped and zeroed anew by the operating system in every step.
     """
-    count = jax.tree.leaves(arguments)[0].shape[0]
-    if count <= _ROW_CHUNK:
+    count, vocabulary = arguments[0].shape
+    rows = max(1, -(-_CHUNK_ELEMENTS // vocabulary))
+    rows += -rows % 8
+    if count <= rows:
         return function(*arguments)
-    padding = -count % _ROW_CHUNK
-    chunks = (count + padding) // _ROW_CHUNK
+    padding = -count % rows
+    chunks = (count + padding) // rows
 
     def split(array: jax.Array) -> jax.Array:
         padded = jnp.pad(array, ((0, padding), *[(0, 0)] * (array.ndim - 1)))
-        return padded.reshape(chunks, _ROW_CHUNK, *array.shape[1:])
+        return padded.reshape(chunks, rows, *array.shape[1:])
 
     results = jax.lax.map(lambda chunk: function(*chunk), jax.tree.map(split, arguments))
     return jax.tree.map(lambda array: array.reshape(-1)[:count], results)

@@ -4,7 +4,7 @@ Pages are stored as [2, pages, kv_heads, page_size, head_dim] (keys, then values
 page is contiguous: gathering pages is a copy of whole rows, and the matmuls read keys and values as gathered.
 
 Queries are packed into blocks of up to `_MAX_QUERY_BLOCK` tokens of one sequence; all blocks walk the cache
-together, `_KEY_BLOCK` positions at a time, with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022).
+together, some positions at a time, with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022).
 A block of positions that is masked for a query adds exact zeros, so a sequence's result doesn't depend on the
 lengths of others.
 """
@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_KEY_BLOCK = 64
+_KEY_BLOCKS = (128, 64)
+"""Positions walked at a time: the first of these, in tokens, whose keys and values stay within _KEY_BLOCK_BYTES."""
+_KEY_BLOCK_BYTES = 1 << 20
 _MAX_QUERY_BLOCK = 64
 _MASKED = -1e30
 _ALL_ONES = 0xFFFFFFFF
@@ -158,7 +160,7 @@ def _attend(
     _, num_pages, num_kv_heads, page_size, head_dim = kv_pages.shape
     num_blocks, size = blocks.token.shape
     group = q.shape[1] // num_kv_heads
-    pages_per_step = max(1, _KEY_BLOCK // page_size)
+    pages_per_step = max(1, _key_block(num_blocks * num_kv_heads * head_dim) // page_size)
     keys_per_step = pages_per_step * page_size
 
     table = page_table[blocks.sequence]  # [N, P]
@@ -244,6 +246,15 @@ def _attend(
 
     out = weighted / jnp.where(total == 0.0, 1.0, total)[..., None]
     return out.transpose(0, 2, 1, 3, 4).reshape(num_blocks, size, q.shape[1], head_dim).astype(q.dtype)
+
+
+def _key_block(numbers: int) -> int:
+    """Positions to walk at a time, where each has `numbers` numbers of keys and as many of values in float32.
+
+    Few steps cost less, until what they gather outgrows the processor's cache.
+    """
+    fitting = (keys for keys in _KEY_BLOCKS if 8 * numbers * keys <= _KEY_BLOCK_BYTES)
+    return next(fitting, _KEY_BLOCKS[-1])
 
 
 def _batched_matmul(a: jax.Array, b: jax.Array, contract_rhs: int) -> jax.Array:

@@ -25,8 +25,8 @@ from .counts import (
 )
 from .evidence import LENGTHS, PLAIN_SHAPES, SHAPES, collect, hash_context
 from .mixture import mix, reward
-from .own import TOKEN, append
-from .state import DRAFTED, GROUP, LENGTH, OWN_FIRST, State
+from .own import TOKEN, append, repeats
+from .state import DRAFTED, FAMILIAR, GROUP, LENGTH, OWN_FIRST, State
 from .workspace import Workspace
 
 DEEPEN = 4
@@ -36,6 +36,8 @@ REWARD_EVERY = 8
 """The mixture's weights follow every token up to REWARD_ALL tokens of history, then one in REWARD_EVERY."""
 OFTEN_SHARED = 2
 """Shapes so short that most of their contexts are known to several groups and have many followers."""
+FAMILIAR_SHAPE = 3
+"""A token behind a known context of this shape or longer is familiar."""
 QUICK_BELOW = np.float32(0.03)
 """What follows a node less likely than this is looked at quickly."""
 
@@ -45,6 +47,17 @@ def learn_prompt(state: State, r: int, tokens: NDArray) -> None:
     """Appends tokens, int32[T], to the own text of request r, which has room for them."""
     for t in range(len(tokens)):
         append(state.texts, state.requests[r], tokens[t])
+
+
+@compiled
+def learn_all(
+    state: State, batch: NDArray, tokens: NDArray, ends: NDArray, max_match: int, workspace: Workspace
+) -> None:
+    """Learns tokens[ends[b - 1] : ends[b]] for each request of batch, int64[B]; tokens int32[T], ends int64[B]."""
+    begin = 0
+    for b in range(len(batch)):
+        learn(state, batch[b], tokens[begin : ends[b]], max_match, workspace)
+        begin = ends[b]
 
 
 @compiled
@@ -65,6 +78,7 @@ def learn(state: State, r: int, tokens: NDArray, max_match: int, workspace: Work
                 weights = state.weights[collected.matched_in_group]
                 mix(weights, evidence, collected)
                 reward(weights, evidence, collected, token)
+        familiar = repeats(state.texts, row, token)
         extend_context(context, context, token)
         append(state.texts, row, token)
         length = min(length + 1, LONGEST_MATCH)
@@ -86,6 +100,8 @@ def learn(state: State, r: int, tokens: NDArray, max_match: int, workspace: Work
             known = see(history, control, ages, keys[shape], token, ONE, tick, row[GROUP], by_group)
             if known and by_group:
                 deepest = shape + DEEPEN
+                familiar = familiar or shape >= FAMILIAR_SHAPE
+        row[FAMILIAR] = row[FAMILIAR] + 1 if familiar else 0
         grow(history, control)
         control[TOKENS] += 1
         if control[TOKENS] - control[TOKENS_AT_TICK] >= control[TOKENS_PER_TICK]:

@@ -72,6 +72,23 @@ def append(texts: NDArray, row: NDArray, token: int) -> None:
 
 
 @compiled
+def repeats(texts: NDArray, row: NDArray, token: int) -> bool:
+    """Whether the text's last NEAR tokens stood in it before, and `token` followed the last time."""
+    first, length = row[OWN_FIRST], row[LENGTH]
+    if length <= NEAR:
+        return False
+    end = first + length
+    entry = near_entry(texts[end - 1, TOKEN], texts[end - 2, TOKEN], texts[end - 3, TOKEN], row[OWN_ROWS])
+    place = texts[first + entry, NEAR_HEAD]
+    if place < NEAR or texts[first + place, TOKEN] != token:
+        return False
+    same = 0
+    while same < NEAR and texts[first + place - 1 - same, TOKEN] == texts[end - 1 - same, TOKEN]:
+        same += 1
+    return same == NEAR
+
+
+@compiled
 def move_text(texts: NDArray, row: NDArray, first: int, rows: int) -> None:
     """Moves a request's text to an empty, larger block."""
     old = row[OWN_FIRST]

@@ -19,8 +19,8 @@ NODE = np.dtype(
 )
 
 # Columns of a request's row.
-GROUP, OWN_FIRST, OWN_ROWS, LENGTH, DRAFTED = range(5)
-ROW_SIZE = 5
+GROUP, OWN_FIRST, OWN_ROWS, LENGTH, DRAFTED, FAMILIAR = range(6)
+ROW_SIZE = 6
 
 
 class State(NamedTuple):
@@ -32,5 +32,7 @@ class State(NamedTuple):
     weights: NDArray  # float32[BUCKETS, WEIGHTS]: of the mixture
     calibration: NDArray  # float32[GRADES, GRID + 1]
     texts: NDArray  # int32[rows, 5]: the requests' own texts, see own.py
-    requests: NDArray  # int64[R, ROW_SIZE]: group, place and length of the own text, size of the last draft
+    requests: (
+        NDArray  # int64[R, ROW_SIZE]: group, place and length of the own text, size of the last draft, streak
+    )
     drafts: NDArray  # NODE[R, 63]: each request's last draft, until it is known what was accepted

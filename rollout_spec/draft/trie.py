@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import numbers
 import os
 import threading
@@ -21,7 +22,7 @@ from .own import SMALLEST_ROWS, OwnTexts, move_text
 from .threads import MOST_THREADS, run_in_parts
 from .workspace import new_workspace
 
-_DRAFTS_PER_THREAD = 16
+_DRAFTS_PER_THREAD = 8
 
 
 class TrieDrafter:
@@ -64,11 +65,34 @@ class TrieDrafter:
 
     def extend(self, request_id: Hashable, tokens: TokenSequence) -> None:
         """Learns the request's next tokens. Raises UnknownRequestError for a request that was not started."""
-        new = _token_array(tokens)
+        self.extend_all([request_id], [tokens])
+
+    def extend_all(self, request_ids: Sequence[Hashable], tokens: Sequence[TokenSequence]) -> None:
+        """`extend` for each of several requests, in one call."""
+        parts = [np.asarray(part) for part in tokens]
+        new = _token_array(np.concatenate(parts) if len(parts) > 1 else parts[0])
+        ends = list(itertools.accumulate(map(len, parts)))
         with self._lock:
-            row = self._row(request_id)
-            self._make_room(row, len(new))
-            kernels.learn(self._state(), row, new, self.config.max_match, self._workspaces[0])
+            batch = [self._row(request_id) for request_id in request_ids]
+            for row, part in zip(batch, parts, strict=True):
+                self._make_room(row, len(part))
+            kernels.learn_all(
+                self._state(),
+                np.array(batch, np.int64),
+                new,
+                np.array(ends, np.int64),
+                self.config.max_match,
+                self._workspaces[0],
+            )
+
+    def familiar_tokens(self, request_ids: Sequence[Hashable]) -> list[int]:
+        """For each request, how many of its last output tokens in a row were met behind a context known before.
+
+        Much cheaper than a proposal, it tells that a text has begun to repeat.
+        """
+        with self._lock:
+            rows = [self._row(request_id) for request_id in request_ids]
+            return self._requests[rows, state.FAMILIAR].tolist()
 
     def propose(self, request_ids: Sequence[Hashable], budgets: Sequence[int]) -> list[DraftTree]:
         """A tree for each request, of at most its budget and at most `MAX_NODES` nodes."""
@@ -186,9 +210,11 @@ class TrieDrafter:
 
     def _make_room(self, row: int, new: int) -> None:
         """Gives a request a larger block for its text where `new` more tokens don't fit."""
-        first, rows, length = self._requests[row, [state.OWN_FIRST, state.OWN_ROWS, state.LENGTH]].tolist()
+        requests = self._requests
+        rows, length = int(requests[row, state.OWN_ROWS]), int(requests[row, state.LENGTH])
         if length + new <= rows:
             return
+        first = int(requests[row, state.OWN_FIRST])
         larger = _rows_for(length + new)
         moved = self._texts.allocate(larger)
         move_text(self._texts.rows, self._requests[row], moved, larger)

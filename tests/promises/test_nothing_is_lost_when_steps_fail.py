@@ -125,7 +125,7 @@ def test_a_device_failure_that_loses_the_cache_is_survived(
     executor = engine._core.executor
     whole_step = executor._step
 
-    def fails(params: Any, state: Any, batch: Any) -> Any:
+    def fails(params: Any, state: Any, *rest: Any) -> Any:
         for leaf in jax.tree.leaves(state):
             leaf.delete()
         raise RuntimeError("RESOURCE_EXHAUSTED")
@@ -152,10 +152,10 @@ def test_a_keyboard_interrupt_leaves_a_sound_engine(
     executor = engine._core.executor
     whole_step, calls = executor._step, iter(range(100))
 
-    def interrupted(params: Any, state: Any, batch: Any) -> Any:
+    def interrupted(*arguments: Any) -> Any:
         if next(calls) == 5:
             raise KeyboardInterrupt
-        return whole_step(params, state, batch)
+        return whole_step(*arguments)
 
     monkeypatch.setattr(executor, "_step", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ from rollout_spec import DraftConfig, EngineConfig, RolloutEngine, SamplingParam
 from rollout_spec.draft import Drafter, TrieDrafter
 from rollout_spec.executor import StepOutcome
 from rollout_spec.requests import Request
-from rollout_spec.step import StepBatch, StepShape
+from rollout_spec.step_inputs import HostBatch, StepShape
 from rollout_spec.tree import DraftTree
 from tests.helpers.drafters import WatchingDrafter
 from tests.helpers.tiny_models import tiny_model
@@ -55,7 +55,8 @@ class FakeDevice:
         self.clock_s = 0.0
         self.times: dict[StepShape, int] = {}
 
-    def run(self, shape: StepShape, batch: StepBatch) -> StepOutcome:
+    def run(self, shape: StepShape, packed: HostBatch) -> StepOutcome:
+        batch = packed.arrays
         rows, seeds = batch.rows, np.asarray(batch.sequences.seeds)
         count = len(rows.token_ids)
         tokens = np.zeros(count, np.int32)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rollout_spec.batch import StepEntry, pack, table_rows
 from rollout_spec.requests import Sequence
-from rollout_spec.step import StepBatch, StepShape
+from rollout_spec.slots import SlotTable
+from rollout_spec.step_inputs import StepBatch, StepShape, batch_layout
 from rollout_spec.tree import ROOT, DraftTree
 from tests.helpers.drafters import random_tree
 from tests.rollout_spec.sequences import CONFIG, append, new_sequence, random_tokens, scoring_sequence
@@ -119,7 +122,7 @@ def test_every_token_and_row_of_a_random_step(seed: int) -> None:
         tokens = sum(other.num_tokens for other in [*entries, entry])
         if tokens <= SHAPE.tokens and sum(other.num_rows for other in [*entries, entry]) <= SHAPE.rows:
             entries.append(entry)
-    batch = pack(entries, SHAPE, PAGES)
+    batch = pack(entries, SHAPE, SlotTable(SHAPE.sequences, PAGES)).arrays
     assert batch.num_seqs.tolist() == [len(entries)]
     assert len(batch.token_ids) == SHAPE.tokens
     assert len(batch.row_tokens) == SHAPE.rows
@@ -137,14 +140,38 @@ def test_every_token_and_row_of_a_random_step(seed: int) -> None:
 
 
 def test_the_arrays_have_the_dtypes_that_steps_are_compiled_for() -> None:
-    empty, full = pack([], SHAPE, PAGES), pack([random_entry(np.random.default_rng(0), 0)], SHAPE, PAGES)
+    slots = SlotTable(1, PAGES)
+    empty = pack([], SHAPE, slots).arrays
+    full = pack([random_entry(np.random.default_rng(0), 0)], SHAPE, slots).arrays
 
     def signature(batch: StepBatch) -> list[Any]:
         arrays = [*vars(batch).values(), *vars(batch.rows).values(), *vars(batch.sequences).values()]
         return [(array.dtype, array.shape) for array in arrays if isinstance(array, np.ndarray)]
 
     assert signature(empty) == signature(full)
-    assert {dtype for dtype, _ in signature(empty)} == {np.dtype(n) for n in ("i4", "u4", "f4", "?")}
+    assert {dtype for dtype, _ in signature(empty)} == {np.dtype(n) for n in ("i4", "u4", "f4")}
+
+
+def test_the_device_reads_from_the_buffer_what_was_packed() -> None:
+    packed = pack([random_entry(np.random.default_rng(3), 0)], SHAPE, SlotTable(1, PAGES))
+    unpacked = batch_layout(SHAPE, PAGES).unpack(jnp.asarray(packed.buffer))
+    for there, here in zip(jax.tree.leaves(unpacked), jax.tree.leaves(packed.arrays), strict=True):
+        assert there.shape == here.shape
+        assert there.dtype in (here.dtype, np.bool_)
+        np.testing.assert_array_equal(there, here)
+
+
+def test_a_slot_is_written_anew_for_the_sequence_that_takes_it_over() -> None:
+    """The table remembers what it has of a slot; a later owner, or the same one after preemption, must not see it."""
+    rng = np.random.default_rng(1)
+    slots = SlotTable(2, PAGES)
+    for _ in range(20):
+        entry = random_entry(rng, int(rng.integers(2)))
+        batch = pack([entry], SHAPE, slots).arrays
+        check_tokens(batch, 0, entry)
+        check_sampling(batch, 0, entry.sequence)
+        entry.sequence.pages = [*entry.sequence.pages, 7]
+        check_tokens(pack([entry], SHAPE, slots).arrays, 0, entry)
 
 
 # What an entry samples and scores

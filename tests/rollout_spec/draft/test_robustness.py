@@ -229,7 +229,7 @@ def test_tokens_come_in_any_form(convert: Callable[[Any], Any]) -> None:
     drafter = TrieDrafter(DraftConfig(capacity_tokens=100))
     drafter.start("plain", [1])
     drafter.extend("plain", [2])
-    variants = len(kernels.learn.signatures), len(kernels.learn_prompt.signatures)
+    variants = len(kernels.learn_all.signatures), len(kernels.learn_prompt.signatures)
     tokens = range(20, 30) if convert is range else [0, 2**31 - 1, 5, 6, 7, 8, 9, 10]
     given = tokens if convert is range else convert(tokens)
     drafter.start("a", given)
@@ -237,7 +237,7 @@ def test_tokens_come_in_any_form(convert: Callable[[Any], Any]) -> None:
     drafter.extend("a", given[:2])
     assert drafter.propose(["a"], np.array([4], np.int32))[0].tokens.tolist() == list(tokens)[2:6]  # type: ignore[arg-type]
     assert variants == (
-        len(kernels.learn.signatures),
+        len(kernels.learn_all.signatures),
         len(kernels.learn_prompt.signatures),
     )  # none was compiled
 
