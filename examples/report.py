@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def _cells(records: Sequence[StepRecord]) -> list[str]:
 
 
 def save_plot(records: Sequence[StepRecord], path: Path) -> None:
-    """Reward, throughput and acceptance length over the steps, as PNG."""
+    """Reward, throughput and acceptance length over the steps, as PNG; epochs are set apart by lines."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
@@ -92,9 +93,12 @@ def save_plot(records: Sequence[StepRecord], path: Path) -> None:
     acceptance.plot(steps, [record.acceptance_length for record in records], "o-", color="tab:purple")
     acceptance.axhline(1.0, linestyle="--", color="gray")
     acceptance.set(title="Acceptance length (tokens a step)", ylim=(0.9, None))
+    turns = [after.step - 0.5 for before, after in itertools.pairwise(records) if after.epoch > before.epoch]
     for axes in (reward, speed, acceptance):
         axes.set_xlabel("step (new weights each)")
-        axes.grid(alpha=0.3)
+        axes.grid(alpha=0.3, axis="y")
+        for turn in turns:
+            axes.axvline(turn, color="gray", linewidth=0.5)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
