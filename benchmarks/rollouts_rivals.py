@@ -88,7 +88,7 @@ def measure(
     save: Callable[[str, dict[str, Any]], None],
     interpreters: Interpreters = _DEFAULT_INTERPRETERS,
 ) -> None:
-    """A cell for one request and one for many.
+    """A cell for one request and one for many, saved anew after every round.
 
     Raises RuntimeError if an interpreter lacks a rival, saying how to get it, or if a rival's greedy tokens show that
     it doesn't run the same model.
@@ -111,13 +111,13 @@ def measure(
                 "Tunix": tunix.generate,
             }
             batches = [[prompt] for prompt in prompts["grounded"][: settings.prompts]]
-            played = _in_turns(settings, bench, subjects, batches, stop_at_eos=True)
-            save(ONE, cell(played, GOALS_OF_ONE, described) | {"same_tokens": same_tokens(played)})
+            for played in _in_turns(settings, bench, subjects, batches, stop_at_eos=True):
+                save(ONE, cell(played, GOALS_OF_ONE, described) | {"same_tokens": same_tokens(played)})
         if "many" in settings.parts:
             subjects = {**ours, "transformers": transformers.generate, "Tunix": tunix.generate}
             batch = prompts["math"][: settings.requests]
-            played = _in_turns(settings, bench, subjects, [batch], stop_at_eos=False, temperature=1.0)
-            save(MANY.format(settings.requests), cell(played, GOALS_OF_MANY, described))
+            for played in _in_turns(settings, bench, subjects, [batch], stop_at_eos=False, temperature=1.0):
+                save(MANY.format(settings.requests), cell(played, GOALS_OF_MANY, described))
 
 
 def check_interpreters(interpreters: Interpreters) -> None:
@@ -203,8 +203,8 @@ def _in_turns(
     subjects: dict[str, Generate],
     batches: Sequence[Sequence[Sequence[int]]],
     **options: Any,
-) -> dict[str, list[list[Run]]]:
-    """Runs of each subject, a list a round with one for each batch of prompts, after one that isn't counted."""
+) -> Iterator[dict[str, list[list[Run]]]]:
+    """Runs of each subject, a list a round with one for each batch of prompts; yielded after every round."""
     bench.say("Warming up the rivals ...")
     for one in subjects.values():
         one(batches[0], settings.max_tokens, **options)
@@ -216,7 +216,7 @@ def _in_turns(
             played[name].append(
                 [subjects[name](batch, settings.max_tokens, seed=seed, **options) for batch in batches]
             )
-    return played
+        yield played
 
 
 def cell(
@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = dataclasses.replace(settings, rounds=parsed.rounds, max_tokens=parsed.max_tokens)
     console = Console()
     results = Results(parsed.output, machine.describe())
-    stored = results.parts.get(PART, {"cells": {}})["cells"] if parsed.add else {}
+    stored = dict(results.parts.get(PART, {"cells": {}})["cells"]) if parsed.add else {}
     rounds = [len(one["subjects"][OURS]["tokens_per_s_of_rounds"]) for one in stored.values()]
     settings = dataclasses.replace(settings, first_round=max(rounds, default=0))
     measured: dict[str, dict[str, Any]] = {}
