@@ -2,7 +2,8 @@
 #   make demo          the GRPO loop of examples/grpo.py on SmolLM2-135M (under ten minutes on 2 cores)
 #   make test          every test that needs no torch
 #   make lint          ruff and mypy
-#   make bench         the benchmarks, rivals included (needs torch; writes benchmarks/results/)
+#   make bench         decoding beside transformers, and rollouts with drafting on and off (needs torch; writes
+#                      benchmarks/results/ and plots)
 #   make test-latest   the tests again with Python 3.12 and the newest jax that pyproject.toml admits
 #   make test-torch    the tests that compare live with torch and transformers
 # PYTHON=/path/to/python picks an interpreter, ARGS="..." goes to the program that a target runs.
@@ -42,6 +43,7 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV_TORCH)/.installed-torch
 	$(VENV_TORCH)/bin/python -m benchmarks.decode $(ARGS)
+	$(VENV_TORCH)/bin/python -m benchmarks.rollouts --quick --plots docs/images
 
 test-latest: $(VENV_LATEST)/.installed-latest
 	$(VENV_LATEST)/bin/python -c "import sys, jax; print('Python', sys.version.split()[0], 'with jax', jax.__version__)"
