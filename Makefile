@@ -4,6 +4,7 @@
 #   make lint          ruff and mypy
 #   make bench         decoding beside transformers, and rollouts with drafting on and off (needs torch; writes
 #                      benchmarks/results/ and plots)
+#   make rivals        beside transformers and Tunix's sampler (needs torch and google-tunix)
 #   make test-latest   the tests again with Python 3.12 and the newest jax that pyproject.toml admits
 #   make test-torch    the tests that compare live with torch and transformers
 # PYTHON=/path/to/python picks an interpreter, ARGS="..." goes to the program that a target runs.
@@ -11,6 +12,7 @@
 VENV ?= .venv
 VENV_TORCH ?= .venv-torch
 VENV_LATEST ?= .venv-latest
+VENV_TUNIX ?= .venv-tunix
 ARGS ?=
 WORKERS ?= 2
 TYPE_CHECKED = rollout_spec kernels examples benchmarks
@@ -22,7 +24,7 @@ TRANSFORMERS = transformers>=5,<6 accelerate>=1,<2
 # Whatever environment the caller has activated, ours are used.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test lint format bench test-latest test-torch clean
+.PHONY: help demo test lint format bench rivals test-latest test-torch clean
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -44,6 +46,9 @@ format: $(VENV)/.installed-dev
 bench: $(VENV_TORCH)/.installed-torch
 	$(VENV_TORCH)/bin/python -m benchmarks.decode $(ARGS)
 	$(VENV_TORCH)/bin/python -m benchmarks.rollouts --quick --plots docs/images
+
+rivals: $(VENV_TORCH)/.installed-torch $(VENV_TUNIX)/.installed-tunix
+	$(VENV_TORCH)/bin/python -m benchmarks.rollouts_rivals $(ARGS)
 
 test-latest: $(VENV_LATEST)/.installed-latest
 	$(VENV_LATEST)/bin/python -c "import sys, jax; print('Python', sys.version.split()[0], 'with jax', jax.__version__)"
@@ -69,5 +74,9 @@ $(VENV_TORCH)/.installed-torch: pyproject.toml Makefile
 	@scripts/make_venv.sh $(VENV_TORCH) dev 3.11 3.12 3.13 -- "$(TORCH)" $(foreach package,$(TRANSFORMERS),"$(package)")
 	@touch $@
 
+$(VENV_TUNIX)/.installed-tunix: Makefile
+	@scripts/make_venv.sh $(VENV_TUNIX) demo 3.12 3.11 -- "google-tunix==0.1.7"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV_TORCH) $(VENV_LATEST) build dist outputs .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_TORCH) $(VENV_LATEST) $(VENV_TUNIX) build dist outputs .cache .pytest_cache .mypy_cache .ruff_cache

@@ -88,7 +88,8 @@ def parts(engine: RolloutEngine, requests: int, settings: Settings) -> dict[str,
     def attend(
         pages: list[jax.Array], q: jax.Array, k: jax.Array, batch: StepBatch
     ) -> tuple[jax.Array, list]:
-        out, written = jnp.zeros(()), []
+        out = jnp.zeros(())
+        written: list[jax.Array] = []
         for layer in pages:
             one, after = tree_paged_attention(
                 q,
