@@ -30,7 +30,7 @@ FULL = grpo.Settings(
     prompts_per_step=16,
     max_tokens=240,
     temperature=1.0,
-    learning_rate=1e-4,
+    learning_rate=3e-4,
     train_rows=16,
     max_nodes=32,
 )
