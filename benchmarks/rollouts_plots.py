@@ -52,8 +52,10 @@ def _throughput(parts: dict[str, Any], training: list[dict[str, Any]], path: Pat
             )
     rollouts.set(title="RL rollouts, second epoch", xlabel="slots", ylabel="tokens/s")
     for axes in (novel, rollouts):
-        axes.set(xscale="log", yscale="log")
         ticks = sorted({cell["slots"] for cell in (cells if axes is novel else training)})
+        if not ticks:  # that part is not measured yet, and an axis without data can't be logarithmic
+            continue
+        axes.set(xscale="log", yscale="log")
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
@@ -77,10 +79,11 @@ def _acceptance(training: list[dict[str, Any]], path: Path) -> Path:
         share.plot(depths, rates, "o-", label=label)
         counts.plot(depths, drafted, "o-", label=label)
     share.set(title="Accepted share of draft nodes", xlabel="depth below the root", ylim=(0, 1))
-    counts.set(title="Draft nodes verified", xlabel="depth below the root", yscale="log")
+    counts.set(title="Draft nodes verified", xlabel="depth below the root", yscale="symlog")
     for axes in (share, counts):
         axes.grid(alpha=0.3)
-    share.legend()
+    if cells:
+        share.legend()
     figure.savefig(path, dpi=110)
     return path
 
