@@ -29,8 +29,10 @@ from .tree import DraftTree
 _log = logging.getLogger(__name__)
 
 _SHARE_OF_STEP_FOR_PROBES = 0.002
-_LONGEST_WAIT = 15
+_LONGEST_WAIT = 63
 _SHARE_OF_NEWS = 0.25  # of the requests whose text has begun to repeat, to ask for all
+_STEPS_BETWEEN_NEWS = 8  # while no drafts pay
+_MOST_STEPS_UNLEARNT = 16
 
 
 @dataclass(frozen=True)
@@ -72,28 +74,45 @@ class DraftPlanner:
         self._patience = Patience()  # with all requests together
         self._watch = AcceptanceWatch()
         self._ask_s = deque[float](maxlen=15)  # host seconds of one request's proposal
+        self._unlearnt: dict[Hashable, list[NDArray[np.int32]]] = {}
+        self._steps_unlearnt = 0
 
     # The drafter's knowledge
 
     def start(self, key: Hashable, prompt: NDArray[np.int32], group_id: Hashable) -> None:
         """A sequence runs, for the first time or again."""
         assert self.drafter is not None
+        self.catch_up()
         self.drafter.start(key, prompt, group_id=group_id)
         self._trust[key] = Trust()
 
     def learn(self, keys: Sequence[Hashable], tokens: Sequence[NDArray[np.int32]]) -> None:
-        """The next tokens of some sequences are known."""
+        """The next tokens of some sequences are known. The trie gets them when it is asked next, see `catch_up`."""
         if isinstance(self.drafter, TrieDrafter):
-            self.drafter.extend_all(keys, tokens)
+            for key, new in zip(keys, tokens, strict=True):
+                self._unlearnt.setdefault(key, []).append(new)
+            self._steps_unlearnt += 1
+            if self._steps_unlearnt >= _MOST_STEPS_UNLEARNT:
+                self.catch_up()
         elif self.drafter is not None:
             for key, new in zip(keys, tokens, strict=True):
                 self.drafter.extend(key, new)
+
+    def catch_up(self) -> None:
+        """Lets the trie learn what it hasn't yet. Several steps at once cost little more than one of them."""
+        if not self._unlearnt:
+            return
+        assert isinstance(self.drafter, TrieDrafter)
+        unlearnt, self._unlearnt, self._steps_unlearnt = self._unlearnt, {}, 0
+        tokens = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in unlearnt.values()]
+        self.drafter.extend_all(list(unlearnt), tokens)
 
     def finish(self, key: Hashable) -> None:
         """A sequence ended or was aborted."""
         assert self.drafter is not None
         self._trust.pop(key, None)
         try:
+            self.catch_up()
             self.drafter.finish(key)
         except Exception:  # the tokens are there; a drafter's fault must not lose them
             _log.exception("the drafter failed to finish %r; its private context may stay", key)
@@ -171,8 +190,17 @@ class DraftPlanner:
         While no request's drafts pay they are asked together, as a larger step may pay for all and not for one.
         """
         trust = [self._trust[entry.sequence.key] for entry in drafting]
-        familiar = [0] * len(drafting)
+        familiar, steps = [0] * len(drafting), 1
         if isinstance(self.drafter, TrieDrafter):
+            if (
+                self._patience.fruitless
+                and self._patience.wait
+                and self._steps_unlearnt < _STEPS_BETWEEN_NEWS
+            ):
+                self._patience.wait -= 1
+                return []
+            steps = max(1, self._steps_unlearnt)
+            self.catch_up()
             familiar = self.drafter.familiar_tokens([entry.sequence.key for entry in drafting])
         news = [one.newly_familiar(tokens) for one, tokens in zip(trust, familiar, strict=True)]
         if self._patience.fruitless:
@@ -184,7 +212,7 @@ class DraftPlanner:
             if is_due:
                 one.familiar = tokens
             else:
-                one.idle()
+                one.idle(steps)
         return [entry for entry, is_due in zip(drafting, due, strict=True) if is_due]
 
     def _options(
@@ -238,6 +266,7 @@ class DraftPlanner:
     def _propose(self, drafting: Sequence[StepEntry], nodes: int) -> list[DraftTree]:
         """The drafter's trees of at most `nodes` nodes, set as the entries' too."""
         assert self.drafter is not None
+        self.catch_up()
         keys: list[Hashable] = [entry.sequence.key for entry in drafting]
         trees = self.drafter.propose(keys, [nodes] * len(keys))
         if len(trees) != len(keys):

@@ -480,6 +480,7 @@ class RolloutEngine:
     def _drafter_with_history(self) -> Drafter:
         if self.drafter is None:
             raise EngineStateError('drafting is off (DraftConfig(kind="none")), so there is no history')
+        self._core.planner.catch_up()
         return self.drafter
 
     def close(self) -> None:

@@ -31,9 +31,11 @@ from .workspace import Workspace
 
 DEEPEN = 4
 """A context is counted in so many shapes more than the longest of its shapes that is known already."""
-REWARD_ALL = 1 << 14
-REWARD_EVERY = 8
-"""The mixture's weights follow every token up to REWARD_ALL tokens of history, then one in REWARD_EVERY."""
+REWARD_ALL = 1 << 11
+REWARD_FAMILIAR = 1 << 14
+REWARD_NEW_EVERY, REWARD_EVERY = 4, 8
+"""The mixture's weights follow every token up to REWARD_ALL tokens of history; up to REWARD_FAMILIAR they follow
+every token in familiar text and one in REWARD_NEW_EVERY elsewhere, where they matter less; then one in REWARD_EVERY."""
 OFTEN_SHARED = 2
 """Shapes so short that most of their contexts are known to several groups and have many followers."""
 FAMILIAR_SHAPE = 3
@@ -72,7 +74,7 @@ def learn(state: State, r: int, tokens: NDArray, max_match: int, workspace: Work
     hash_context(context, min(length, max_match), workspace.keys[0])
     for t in range(len(tokens)):
         token, keys, next_keys = tokens[t], workspace.keys[t & 1], workspace.keys[(t + 1) & 1]
-        if length > 0 and (control[TOKENS] < REWARD_ALL or control[TOKENS] % REWARD_EVERY == 0):
+        if length > 0 and control[TOKENS] % rewarded_every(control[TOKENS], row[FAMILIAR]) == 0:
             collected = collect(state, row, context, length, max_match, PLAIN_SHAPES, False, evidence)
             if collected.candidates > 0:
                 weights = state.weights[collected.matched_in_group]
@@ -106,6 +108,16 @@ def learn(state: State, r: int, tokens: NDArray, max_match: int, workspace: Work
         control[TOKENS] += 1
         if control[TOKENS] - control[TOKENS_AT_TICK] >= control[TOKENS_PER_TICK]:
             advance_tick(history, control, ages)
+
+
+@compiled
+def rewarded_every(tokens_learnt: int, familiar: int) -> int:
+    """One in how many tokens moves the mixture's weights."""
+    if tokens_learnt < REWARD_ALL:
+        return 1
+    if tokens_learnt < REWARD_FAMILIAR:
+        return 1 if familiar > 0 else REWARD_NEW_EVERY
+    return REWARD_EVERY
 
 
 @compiled

@@ -57,10 +57,10 @@ class Trust:
         """Whether the text has begun to repeat since the request was asked last."""
         return familiar >= 2 * self.familiar + _NEWLY_FAMILIAR
 
-    def idle(self) -> None:
-        """A step in which nothing of this request was drafted."""
-        self.expected *= _KEPT_IDLE
-        self.accepted *= _KEPT_IDLE
+    def idle(self, steps: int = 1) -> None:
+        """Steps in which nothing of this request was drafted."""
+        self.expected *= _KEPT_IDLE**steps
+        self.accepted *= _KEPT_IDLE**steps
 
     def verified(self, expected: float, accepted: int) -> None:
         """So many draft tokens were expected to be accepted, and so many were."""
