@@ -40,7 +40,13 @@ def tree_sample_reference(
     block_size: int = BLOCK_SIZE,
 ) -> TreeSample:
     """See `rollout_spec.kernels.tree_sample`."""
-    on_path = drafted_ancestors(rows.parents)
+    uses_tables = jnp.any(sequences.uses_tables[rows.sequences])
+    count = rows.parents.shape[0]
+    on_path = jax.lax.cond(  # only penalties look at paths
+        uses_tables,
+        lambda: drafted_ancestors(rows.parents),
+        lambda: jnp.zeros((count, count), jnp.bool_),
+    )
 
     def sample(logits: jax.Array, rows_here: SampleRows, on_path: jax.Array) -> _RowSample:
         per_row = jax.tree.map(lambda field: field[rows_here.sequences], sequences)
@@ -54,7 +60,7 @@ def tree_sample_reference(
         sampled_logprobs=found.sampled_logprobs,
         kept_mass=found.kept_mass,
         target_logprobs=found.target_logprobs,
-        accepted=~jnp.any(on_path & ~foretold[None, :], axis=-1),
+        accepted=_holds_on_path(foretold, rows.parents),
     )
 
 
@@ -136,12 +142,28 @@ def drafted_ancestors(parents: jax.Array) -> jax.Array:
     drafted = parents >= 0
     reach = jnp.eye(count, dtype=jnp.bool_) & drafted[:, None]
     jump = jnp.where(drafted, parents, -1)
-    for _ in range(max(1, min(count, 64) - 1).bit_length()):
+    for _ in range(_doublings(count)):
         has_jump = jump >= 0
         target = jnp.where(has_jump, jump, 0)
         reach = reach | (reach[target] & has_jump[:, None])
         jump = jnp.where(has_jump, jump[target], -1)
     return reach
+
+
+def _holds_on_path(holds: jax.Array, parents: jax.Array) -> jax.Array:
+    """bool[R]: whether `holds`, bool[R], is true of a row and all its ancestors that are draft nodes."""
+    holds, jump = holds | (parents < 0), parents
+    for _ in range(_doublings(parents.shape[0])):
+        has_jump = jump >= 0
+        target = jnp.where(has_jump, jump, 0)
+        holds = holds & (holds[target] | ~has_jump)
+        jump = jnp.where(has_jump, jump[target], -1)
+    return holds
+
+
+def _doublings(rows: int) -> int:
+    """Rounds of pointer doubling until every row knows all its ancestors, of which a tree has 63 at most."""
+    return max(1, min(rows, 64) - 1).bit_length()
 
 
 def _take(logits: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -183,6 +205,7 @@ def _gumbel_max(
 ) -> tuple[jax.Array, jax.Array]:
     """Sampled token int32[R] and the log-sum-exp float32[R] of `logits`."""
     rows, vocabulary = logits.shape
+    block_size = min(block_size, vocabulary)  # a single block's padding could never win
     num_blocks = -(-vocabulary // block_size)
     padded = jnp.pad(logits, ((0, 0), (0, num_blocks * block_size - vocabulary)), constant_values=-jnp.inf)
     blocks = padded.reshape(rows, num_blocks, block_size)
