@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .outputs import DraftStats as DraftStats
     from .outputs import RolloutOutput as RolloutOutput
     from .sampling import SamplingParams as SamplingParams
-    from .weights.update import WeightUpdateReport as WeightUpdateReport
+    from .weights.report import WeightUpdateReport as WeightUpdateReport
 
 _HOMES = {
     "Completion": "outputs",
@@ -28,7 +28,7 @@ _HOMES = {
     "RolloutEngine": "engine",
     "RolloutOutput": "outputs",
     "SamplingParams": "sampling",
-    "WeightUpdateReport": "weights.update",
+    "WeightUpdateReport": "weights.report",
 }
 
 __all__ = [*_HOMES, "RolloutError"]

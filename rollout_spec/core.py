@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import numpy as np
 
@@ -121,9 +122,9 @@ class EngineCore:
         """Unfinished requests that have run, whether they run now or were preempted."""
         return [request for request in self.requests.values() if request.begun]
 
-    def swap_weights(self, params: dict, version: int) -> None:
+    def swap_weights(self, params: dict, unmerged: dict[int, Any], version: int) -> None:
         """Serves checked weights from now on; nothing cached under the old ones is found again."""
-        self.executor.params = params
+        self.executor.serve(params, unmerged)
         self.weight_version = version
         self.scheduler.new_version(version)
         if self.drafter is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-import time
 from collections.abc import Hashable, Iterable, Iterator, Sized
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -27,8 +26,10 @@ from .sampling import SamplingParams
 from .stats import EngineStats
 from .tokenizer import Tokenizer
 from .warm_up import warm_up
-from .weights import update
-from .weights.update import UPDATE_MODES, UpdateMode, WeightUpdateReport
+from .weight_updates import SleepLevel, SleepReport, WeightUpdates
+from .weights.report import UpdateMode, WeightUpdateReport
+from .weights.staging import StagingOptions
+from .weights.watch import CheckpointWatch
 
 _DEFAULT_SAMPLING = SamplingParams()
 _DEFAULT_CONFIG = EngineConfig()
@@ -87,7 +88,9 @@ class RolloutEngine:
             seed=config.seed,
         )
         self._ids = itertools.count()
-        self._paused = self._asleep = self._closed = False
+        self._updates = WeightUpdates(self._core)
+        self._watch: CheckpointWatch | None = None
+        self._paused = self._closed = False
 
     @classmethod
     def from_pretrained(
@@ -191,7 +194,9 @@ class RolloutEngine:
         the requests that were running in it, with the exception as their `error`; the engine serves on.
         """
         self._check_awake()
-        if not self._paused:
+        self._look_for_weights()
+        if not self._paused and self._core.scheduler.has_work:
+            self._check_weights()
             self._core.advance()
         ended, self._core.ended = self._core.ended, []
         return ended
@@ -238,24 +243,24 @@ class RolloutEngine:
         self._check_open()
         self._paused = False
 
-    def sleep(self) -> None:
-        """Gives device memory back: drops the cache and moves the weights to the host until `wake_up()`.
+    def sleep(self, level: SleepLevel = 1, *, keep_weights: bool = True) -> SleepReport:
+        """Gives device memory back until `wake_up()`; the report says how much.
 
-        Unfinished requests stay and are computed again afterwards, with the same tokens.
+        Unfinished requests stay and are computed again afterwards, with the same tokens. New weights may be
+        pushed meanwhile. A second call may deepen the sleep.
+
+        Args:
+            level: 1 frees the cache; 2 also takes the weights off the devices.
+            keep_weights: at level 2, keep them in host memory; False drops them, and the engine generates only
+                once `update_weights` has pushed others, before or after `wake_up()`.
         """
         self._check_open()
-        if not self._asleep:
-            self._core.requeue_running()
-            self._core.scheduler.pool.forget_contents()
-            self._core.executor.offload()
-            self._asleep = True
+        return self._updates.sleep(level, keep_weights)
 
     def wake_up(self) -> None:
-        """Undoes `sleep`."""
+        """Undoes `sleep`. Finishes a drain that was asked for while asleep, if requests had begun by then."""
         self._check_open()
-        if self._asleep:
-            self._core.executor.restore()
-            self._asleep = False
+        self._updates.wake_up()
 
     # Weights
 
@@ -266,8 +271,12 @@ class RolloutEngine:
 
     @property
     def params(self) -> dict:
-        """The weights that serve. Don't donate them."""
+        """The weights that serve; numpy arrays while the host keeps them for a sleeping engine. Don't donate them."""
         return self._core.executor.params
+
+    def checksum(self) -> str:
+        """Checksum of what the engine serves now; compare it with `rollout_spec.weights.checksum` of yours."""
+        return self._core.executor.weights.fingerprint.read()
 
     def update_weights(
         self,
@@ -277,72 +286,52 @@ class RolloutEngine:
         mode: UpdateMode = "drain",
         strict: bool = True,
         check_finite: bool = False,
+        checksum: str | None = None,
+        donate: bool = False,
     ) -> WeightUpdateReport:
-        """Replaces the weights, as a whole or not at all.
+        """Replaces the weights, as a whole or not at all. Works on a paused and on a sleeping engine too.
 
         Args:
-            weights: a pytree shaped like `engine.params`, (Hugging Face name, array) pairs or a mapping of
-                them, or a folder of safetensors. Always copied; floats are converted to the engine's dtype.
+            weights: a pytree shaped like `engine.params` (nnx.State and nnx.Module too); a mapping or an iterable of
+                (Hugging Face name, array), which may be of jax, numpy, torch or anything with dlpack; a folder of
+                safetensors, an Orbax checkpoint or its manager's folder (`weights.OrbaxCheckpoint` names a step),
+                or a folder of a PEFT adapter. In place of an array, (A, B, scale) is an adapter merged into the base,
+                which the next update finds unmerged. Floats are converted to the engine's dtype.
             version: a number for these weights; None counts on. The present one again is a no-op.
             mode: what becomes of running requests. "drain" finishes them on the old weights first, "interrupt"
                 ends them with finish_reason "abort", "inflight" goes on with a cache recomputed under the new
                 weights, "inflight_keep" goes on with the cache as it is.
             strict: refuse weights that lack some; otherwise those stay, and the report lists them.
             check_finite: refuse NaN and infinity.
+            checksum: the sender's `weights.checksum`; refuse what arrives as anything else.
+            donate: take the sender's jax arrays over instead of copying them, which ends the sender's use of them.
 
         Raises:
             WeightUpdateError: with every fault; the old weights keep serving.
+            EngineStateError: a drain of requests whose weights `sleep` dropped.
         """
-        self._check_awake()
-        if mode not in UPDATE_MODES:
-            raise ConfigError(f"mode must be one of {', '.join(UPDATE_MODES)}, got {mode!r}")
-        if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
-            raise ConfigError(f"version must be None or an int, got {version!r}")
-        previous = self._core.weight_version
-        if version == previous:
-            return WeightUpdateReport(previous, previous, mode, applied=False)
-        if mode == "drain" and self._paused and self._core.begun:
-            raise EngineStateError(
-                'mode "drain" has to finish running requests, but the engine is paused; resume() first, or '
-                'use mode "interrupt", "inflight" or "inflight_keep"'
-            )
-        started = time.perf_counter()
-        staged = update.stage(
-            self.model_config, self.params, weights, strict=strict, check_finite=check_finite
-        )
-        staged_at = time.perf_counter()
-        to_end = self._core.begun if mode in ("drain", "interrupt") else []
-        recomputed = self._settle_running(mode)
-        settled_at = time.perf_counter()
-        self._core.swap_weights(staged.params, previous + 1 if version is None else version)
-        return WeightUpdateReport(
-            version=self._core.weight_version,
-            previous_version=previous,
-            mode=mode,
-            tensors=staged.tensors,
-            bytes=staged.bytes,
-            kept=tuple(staged.kept),
-            ended=tuple(request.request_id for request in to_end),
-            recomputed=recomputed,
-            stage_s=staged_at - started,
-            wait_s=settled_at - staged_at,
-            swap_s=time.perf_counter() - settled_at,
-        )
+        self._check_open()
+        options = StagingOptions(strict, check_finite, checksum, donate, to_host=self._updates.asleep == 2)
+        return self._updates.update(weights, version=version, mode=mode, options=options)
 
-    def _settle_running(self, mode: UpdateMode) -> int:
-        """Prepares running sequences for new weights; how many will be recomputed."""
-        if mode == "drain":
-            while self._core.begun:
-                self._core.advance(only_begun=True)
-        elif mode == "interrupt":
-            for request in self._core.begun:
-                self._core.abort(request)
-        elif mode == "inflight":
-            return self._core.requeue_running()
-        else:
-            for sequence in self._core.scheduler.running:
-                sequence.keeps_old_cache = True
-        return 0
+    def watch(
+        self, path: str | os.PathLike[str], *, mode: UpdateMode = "drain", settle_s: float = 0.1
+    ) -> CheckpointWatch:
+        """Takes each new complete checkpoint in a folder from now on, looked for before every step.
+
+        Args:
+            path: a folder of checkpoints, or one checkpoint that is written anew each time.
+            mode: as of `update_weights`. settle_s: how long a checkpoint must lie unchanged, in seconds.
+        """
+        self._check_open()
+        if self._watch is not None and not self._watch.stopped:
+            raise EngineStateError(f"the engine watches {self._watch.path} already; stop() that watch first")
+        self._watch = CheckpointWatch(path, self, mode=mode, settle_s=settle_s)
+        return self._watch
+
+    def _look_for_weights(self) -> None:
+        if self._watch is not None:
+            self._watch.look()
 
     # Running
 
@@ -412,6 +401,7 @@ class RolloutEngine:
                     stats = self._core.stats
                     bar.report(stats.generated_tokens - tokens, stats.decode_steps - steps)
                     if pending:
+                        self._look_for_weights()
                         self._check_running()
                         self._core.advance()
         finally:
@@ -435,13 +425,18 @@ class RolloutEngine:
 
     def _check_awake(self) -> None:
         self._check_open()
-        if self._asleep:
+        if self._updates.asleep:
             raise EngineStateError("the engine is asleep; call wake_up() first")
+
+    def _check_weights(self) -> None:
+        if self._core.executor.weights.params is None:
+            raise EngineStateError("sleep dropped the weights; push new ones with update_weights() first")
 
     def _check_running(self) -> None:
         self._check_awake()
         if self._paused:
             raise EngineStateError("the engine is paused; call resume() first")
+        self._check_weights()
 
     # State
 
@@ -489,7 +484,7 @@ class RolloutEngine:
             return
         for request in list(self._core.requests.values()):
             self._core.fail(request, EngineStateError("the engine was closed"))
-        self._core.executor.free()
+        self._core.executor.free_cache()
         self._closed = True
 
     def __enter__(self) -> RolloutEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from .batch import table_rows
 from .config import EngineConfig
-from .errors import CapacityError, EngineStateError
+from .errors import CapacityError, ConfigError, EngineStateError
 from .kernels.sampling import SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
 from .kernels.tree_attention import kv_pages_shape
 from .models import ModelConfig
@@ -20,6 +21,8 @@ from .requests import Sequence
 from .slots import SlotTable
 from .step import StepState, compiled_step, new_state, write_tables
 from .step_inputs import HostBatch, StepShape
+from .weights import checksums
+from .weights.served import ServedWeights
 
 _MOST_CPU_CACHE_BYTES = 2**30
 _SHARE_OF_FREE_DEVICE_MEMORY = 0.4
@@ -44,16 +47,17 @@ class Executor:
     ) -> None:
         self.model_config = model_config
         self.config = config
-        params = jax.tree.map(_owned, params)
-        # Everything is committed to one device: jit compiles anew for arrays that are not.
-        self._sharding = jax.sharding.SingleDeviceSharding(next(iter(jax.tree.leaves(params)[0].devices())))
-        self.params = jax.device_put(params, self._sharding)
-        self.dtype = jax.tree.leaves(params)[0].dtype
+        self.layout, self._state_sharding = weight_layout(params)
+        placed = jax.tree.map(
+            lambda leaf, target: jax.device_put(_owned(leaf), target.sharding), params, self.layout
+        )
+        self.weights = ServedWeights(placed, functools.partial(checksums.begin, model_config))
+        self.dtype = jax.tree.leaves(self.layout)[0].dtype
         # Draft nodes may lie behind the last position of the text.
         self.pages_per_sequence = -(-(max_seq_len + config.draft.max_nodes) // config.page_size)
         self.slots = SlotTable(config.max_seqs, self.pages_per_sequence)
         self.num_pages = config.kv_pages or self._default_pages(max_seq_len)
-        self._step = compiled_step(model_config, config.kernel)
+        self._step = compiled_step(model_config, config.kernel, self._state_sharding)
         self._run_before: set[StepShape] = set()
         self._state: StepState | None = self._new_state()
 
@@ -72,7 +76,7 @@ class Executor:
     def _default_pages(self, max_seq_len: int) -> int:
         page_size, page_bytes = self.config.page_size, self.page_bytes
         one = -(-max_seq_len // page_size)
-        device: Any = next(iter(self._sharding.device_set))
+        device: Any = next(iter(self._state_sharding.device_set))
         budget = _MOST_CPU_CACHE_BYTES
         if device.platform != "cpu":
             memory = device.memory_stats() or {}
@@ -95,7 +99,7 @@ class Executor:
             slots=self.config.max_seqs,
             dtype=self.dtype,
         )
-        return jax.device_put(state, self._sharding)
+        return jax.device_put(state, self._state_sharding)
 
     @property
     def state(self) -> StepState:
@@ -140,19 +144,98 @@ class Executor:
             self._state = self._new_state()
         return lost
 
-    def free(self) -> None:
-        """Gives the cache's memory back."""
-        self._state = None
+    @property
+    def params(self) -> dict:
+        """The weights that serve: on the devices, or of numpy arrays while the host keeps them."""
+        if self.weights.params is None:
+            raise EngineStateError(
+                "the weights were dropped by sleep(level=2, keep_weights=False); push new ones with update_weights()"
+            )
+        return self.weights.params
 
-    def offload(self) -> None:
-        """Frees the cache and moves the weights to host memory."""
-        self.free()
-        self.params = jax.tree.map(np.array, self.params)
+    def serve(self, params: dict, unmerged: dict[int, Any]) -> None:
+        """Other weights from now on. unmerged: see `ServedWeights`."""
+        self.weights.retire()
+        self.weights = ServedWeights(params, self.weights.begin_checksum, unmerged)
+
+    def free_cache(self) -> int:
+        """Gives the memory of cache and tables back; bytes freed over all devices."""
+        freed = sum(_device_bytes(leaf) for leaf in jax.tree.leaves(self._state))
+        for leaf in jax.tree.leaves(self._state):
+            leaf.delete()
+        self._state = None
+        return freed
+
+    def new_cache(self) -> None:
+        """An empty cache, if there is none."""
+        if self._state is None:
+            self._state = self._new_state()
+
+    def offload(self, *, keep: bool) -> int:
+        """Takes the weights off the devices, to the host or nowhere; bytes freed over all devices."""
+        held = {
+            id(leaf): leaf
+            for leaf in (*jax.tree.leaves(self.weights.params), *self.weights.unmerged.values())
+        }
+        freed = sum(_device_bytes(leaf) for leaf in held.values() if isinstance(leaf, jax.Array))
+        on_host = jax.tree.map(np.array, (self.weights.params, self.weights.unmerged)) if keep else (None, {})
+        if not keep:
+            self.weights.retire()
+        self.weights.params, self.weights.unmerged = on_host
+        return freed
 
     def restore(self) -> None:
-        """Undoes `offload`, with an empty cache."""
-        self.params = jax.device_put(self.params, self._sharding)
-        self._state = self._new_state()
+        """Brings weights that the host keeps back to the devices."""
+        if self.weights.params is None:
+            return
+        targets = jax.tree.leaves(self.layout)
+        leaves, tree = jax.tree.flatten(self.weights.params)
+        placed = [_on_device(leaf, target) for leaf, target in zip(leaves, targets, strict=True)]
+        self.weights.params = jax.tree.unflatten(tree, placed)
+        self.weights.unmerged = {
+            place: _on_device(leaf, targets[place]) for place, leaf in self.weights.unmerged.items()
+        }
+
+    def in_use_bytes(self) -> int | None:
+        """What the devices say is in use, over all of them; None where they don't say (CPU)."""
+        devices: Any = self._state_sharding.device_set
+        counts = [device.memory_stats() for device in devices]
+        return None if None in counts else sum(count["bytes_in_use"] for count in counts if count)
+
+
+def weight_layout(params: dict) -> tuple[dict, jax.sharding.Sharding]:
+    """Shape, dtype and sharding of each weight, and the sharding of everything else on the devices.
+
+    Weights that their owner spread over a mesh stay as they are, and everything else is on each of its devices.
+    All others go to one device. Committed in any case, because jit compiles anew for arrays that are not.
+    """
+    shardings = {getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)}
+    meshes = {found.mesh for found in shardings if isinstance(found, jax.sharding.NamedSharding)}
+    spread = len(meshes) == 1 and all(isinstance(found, jax.sharding.NamedSharding) for found in shardings)
+    if spread and next(iter(meshes)).size > 1:
+        rest: Any = jax.sharding.NamedSharding(next(iter(meshes)), jax.sharding.PartitionSpec())
+        return jax.tree.map(lambda leaf: _struct(leaf, leaf.sharding), params), rest
+    if any(found is not None and len(found.device_set) > 1 for found in shardings):
+        raise ConfigError(
+            "params are spread over devices, but not all by NamedShardings of one mesh; place all of them so, or all "
+            "on one device"
+        )
+    first = jax.tree.leaves(params)[0]
+    device = next(iter(first.devices())) if isinstance(first, jax.Array) else jax.devices()[0]
+    rest = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda leaf: _struct(leaf, rest), params), rest
+
+
+def _struct(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=sharding)
+
+
+def _device_bytes(leaf: jax.Array) -> int:
+    return sum(shard.data.nbytes for shard in leaf.addressable_shards)
+
+
+def _on_device(leaf: Any, target: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(leaf, target.sharding)
 
 
 def _owned(leaf: Any) -> jax.Array:

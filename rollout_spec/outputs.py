@@ -59,6 +59,20 @@ class Completion:
     seed: int
     draft: DraftStats = field(default_factory=DraftStats)
 
+    @property
+    def version_spans(self) -> list[tuple[int, int, int]]:
+        """(version, start, stop) of each run of tokens that one version of the weights produced."""
+        return version_spans(self.weight_versions)
+
+
+def version_spans(versions: NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """(version, start, stop) of each run of equal values in int32[T]."""
+    if not len(versions):
+        return []
+    starts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist()]
+    stops = [*starts[1:], len(versions)]
+    return [(int(versions[start]), start, stop) for start, stop in zip(starts, stops, strict=True)]
+
 
 @dataclass(frozen=True, eq=False)
 class RolloutOutput:

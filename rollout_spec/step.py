@@ -50,9 +50,9 @@ def new_state(
 
 @functools.lru_cache(maxsize=64)
 def compiled_step(
-    config: ModelConfig, backend: str
+    config: ModelConfig, backend: str, state_sharding: jax.sharding.Sharding
 ) -> Callable[[dict, StepState, Any, StepShape, int], tuple[StepState, jax.Array]]:
-    """The jitted step of a model, shared by all engines that run it.
+    """The jitted step of a model, shared by all engines that run it on the same devices.
 
     Takes weights, state, the buffer of a HostBatch, and its sizes; returns the state and `pack_sample`'s array.
     """
@@ -62,7 +62,7 @@ def compiled_step(
     ) -> tuple[StepState, jax.Array]:
         return _step(config, backend, params, state, batch_layout(shape, pages).unpack(buffer))
 
-    return jax.jit(step, donate_argnums=1, static_argnums=(3, 4))
+    return jax.jit(step, donate_argnums=1, static_argnums=(3, 4), out_shardings=state_sharding)
 
 
 def _step(

@@ -12,7 +12,7 @@ from .draft.config import DraftConfig
 from .draft.trie import TrieDrafter
 from .progress import Progress
 from .step_inputs import HostBatch, StepShape, batch_layout
-from .weights import update
+from .weights import staging
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 11
 _MEASURING_S = 2.0  # after the least number of rounds
@@ -26,7 +26,7 @@ def warm_up(core: EngineCore, progress: bool) -> None:
             core.executor.run(shape, batch_layout(shape, core.executor.pages_per_sequence).new())
             bar.advance(1)
     core.executor.warm_up_tables()
-    update.warm_up(core.executor.params)
+    staging.warm_up(core.executor.layout, core.executor.params)
     if isinstance(core.drafter, TrieDrafter):
         _compile_drafter(core.config.draft)
     if core.drafter is not None:

@@ -21,6 +21,8 @@ class LazyTensor(NamedTuple):
     read: Callable[[], np.ndarray]
     unreadable: str | None = None
     """Name of the stored type if it can't be read."""
+    dtype: np.dtype | None = None
+    """Of what `read` returns, where that is known beforehand."""
 
 
 def faults_of(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> list[str]:

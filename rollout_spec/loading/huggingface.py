@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import tokenizers
 
 from rollout_spec.errors import ModelLoadError
+from rollout_spec.loading import safetensors_file
 from rollout_spec.loading.checkpoint import LazyTensor
 from rollout_spec.loading.huggingface_config import parse_config, token_ids
 from rollout_spec.models import ModelConfig
@@ -18,7 +17,6 @@ from rollout_spec.tokenizer import Tokenizer
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names; others need scales to mean anything
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -57,24 +55,12 @@ def tensors(folder: Path) -> dict[str, LazyTensor]:
     found: dict[str, LazyTensor] = {}
     not_there = []
     for file_name, names in names_by_file.items():
-        try:
-            file = safetensors.safe_open(folder / file_name, framework="numpy")
-        except safetensors.SafetensorError as error:
-            raise ModelLoadError(
-                f"{folder / file_name} is not a readable safetensors file: {error}"
-            ) from error
-        in_file = set(file.keys())
+        in_file = safetensors_file.tensors(folder / file_name)
         for name in sorted(in_file) if names is None else names:
-            if name not in in_file:
+            if name in in_file:
+                found[name] = in_file[name]
+            else:
                 not_there.append(f"{name} (said to be in {file_name})")
-                continue
-            header = file.get_slice(name)
-            stored_as = header.get_dtype()
-            found[name] = LazyTensor(
-                tuple(header.get_shape()),
-                functools.partial(file.get_tensor, name),
-                unreadable=None if stored_as in _FLOAT_TYPES else stored_as,
-            )
     if not_there:
         raise ModelLoadError(f"{_INDEX} names tensors that its shards lack:\n  " + "\n  ".join(not_there))
     return found

@@ -11,7 +11,7 @@ import pytest
 from rollout_spec import RolloutEngine, SamplingParams
 from rollout_spec.errors import EngineStateError
 from rollout_spec.requests import Request
-from rollout_spec.weights.update import UpdateMode
+from rollout_spec.weights.report import UpdateMode
 from tests.helpers.agreement import disagreement
 from tests.helpers.plain_loop import plain_generate
 from tests.helpers.plain_model import PlainModel
@@ -76,9 +76,9 @@ class Chaos:
         self.engine.resume()
 
     def sleep(self) -> None:
-        self.engine.sleep()
+        self.engine.sleep(level=int(self.rng.integers(1, 3)))
         with pytest.raises(EngineStateError):
-            self.engine.update_weights(self.models[0].params)
+            self.engine.step()
         self.engine.wake_up()
 
     def update(self) -> None:

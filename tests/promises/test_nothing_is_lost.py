@@ -10,7 +10,7 @@ import pytest
 
 from rollout_spec import SamplingParams
 from rollout_spec.errors import EngineStateError, UnknownRequestError
-from rollout_spec.weights.update import UpdateMode
+from rollout_spec.weights.report import UpdateMode
 from tests.helpers.agreement import assert_agree, same_tokens
 from tests.helpers.chaos import Chaos
 from tests.helpers.drafters import AdversarialDrafter, WatchingDrafter

@@ -34,7 +34,7 @@ VERBS: dict[str, Callable[[RolloutEngine], Any]] = {
 }
 REFUSED = {
     "paused": ("resume", ["generate", "stream", "score", "warm_up"]),
-    "asleep": ("wake_up", ["generate", "stream", "score", "warm_up", "step", "update_weights"]),
+    "asleep": ("wake_up", ["generate", "stream", "score", "warm_up", "step"]),
     "closed": ("closed", list(VERBS)),
 }
 
@@ -91,8 +91,10 @@ def test_requests_submitted_while_asleep_run_afterwards(engine: RolloutEngine) -
     assert tokens_of(request.completions[0]) == tokens_of(expected.completions[0])
 
 
-def test_sleeping_moves_weights_to_the_host_and_back(engine: RolloutEngine) -> None:
+def test_sleeping_deeply_moves_weights_to_the_host_and_back(engine: RolloutEngine) -> None:
     engine.sleep()
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(engine.params))
+    engine.sleep(level=2)
     engine.sleep()
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(engine.params))
     engine.wake_up()

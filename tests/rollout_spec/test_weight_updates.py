@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rollout_spec import RolloutEngine, SamplingParams
-from rollout_spec.errors import ConfigError, EngineStateError
-from rollout_spec.weights.update import UPDATE_MODES
+from rollout_spec.errors import ConfigError
+from rollout_spec.weights.report import UPDATE_MODES
 from tests.helpers.drafters import WatchingDrafter
 from tests.helpers.engines import new_engine
 from tests.helpers.plain_sampler import log_softmax
@@ -36,12 +36,13 @@ def test_the_report_says_what_was_done() -> None:
     leaves = jax.tree.leaves(NEW.params)
     assert (report.version, report.previous_version, report.mode, report.applied) == (1, 0, "drain", True)
     assert (report.tensors, report.bytes) == (len(leaves), sum(leaf.nbytes for leaf in leaves))
-    assert (report.kept, report.ended, report.recomputed) == ((), (), 0)
-    assert min(report.stage_s, report.swap_s) > 0
-    assert report.wait_s >= 0
+    assert (report.skipped, report.ended, report.recomputed) == ((), (), 0)
+    assert set(report.seconds) == {"stage", "wait", "swap"}
+    assert min(report.seconds["stage"], report.seconds["swap"]) > 0
+    assert report.seconds["wait"] >= 0
     partial = engine.update_weights({"norm": NEW.params["norm"]}, strict=False, version=9, mode="inflight")
     assert (partial.version, partial.previous_version, partial.tensors) == (9, 1, 1)
-    assert len(partial.kept) == len(leaves) - 1
+    assert len(partial.skipped) == len(leaves) - 1
 
 
 def test_the_version_that_already_serves_is_not_loaded_again() -> None:
@@ -61,43 +62,35 @@ def test_versions_may_go_back_but_must_be_whole_numbers() -> None:
     assert engine.update_weights(NEW.params, version=70).version == 70
     assert engine.update_weights(OLD.params, version=-2).version == -2
     assert engine.update_weights(OLD.params).version == -1
-    for version in (1.0, "7", True):
+    for version in (1.0, "7", True, 2**31):
         with pytest.raises(ConfigError, match="version"):
             engine.update_weights(OLD.params, version=version)  # type: ignore[arg-type]
     assert engine.weight_version == -1
 
 
-def test_a_paused_engine_can_not_drain_but_takes_weights_in_every_other_way() -> None:
-    for mode in UPDATE_MODES:
-        engine = engine_of()
-        running = engine.submit([1, 2], sampling(9))
-        for _ in range(3):
-            engine.step()
-        waiting = engine.submit([5, 6], sampling(4))
-        engine.pause()
-        if mode == "drain":
-            with pytest.raises(EngineStateError, match=r"paused.*resume"):
-                engine.update_weights(NEW.params, mode=mode)
-            assert engine.weight_version == 0
-            assert not running.ended
-            engine.close()
-            continue
-        report = engine.update_weights(NEW.params, mode=mode)
-        assert report.ended == ((running.request_id,) if mode == "interrupt" else ())
-        assert report.recomputed == (1 if mode == "inflight" else 0)
-        assert engine.step() == ([running] if mode == "interrupt" else [])
-        engine.resume()
-        while not (running.ended and waiting.ended):
-            engine.step()
-        versions = running.completions[0].weight_versions.tolist()
-        if mode == "interrupt":
-            assert running.completions[0].finish_reason == "abort"
-            assert set(versions) == {0}
-        else:
-            assert versions == sorted(versions)
-            assert set(versions) == {0, 1}
-        assert set(waiting.completions[0].weight_versions.tolist()) == {1}
-        engine.close()
+@pytest.mark.parametrize("mode", UPDATE_MODES)
+def test_a_paused_engine_takes_weights_in_every_way_and_stays_paused(mode: Any) -> None:
+    engine = engine_of()
+    running = engine.submit([1, 2], sampling(9))
+    for _ in range(3):
+        engine.step()
+    waiting = engine.submit([5, 6], sampling(4))
+    engine.pause()
+    report = engine.update_weights(NEW.params, mode=mode)
+    assert report.ended == ((running.request_id,) if mode in ("drain", "interrupt") else ())
+    assert report.recomputed == (1 if mode == "inflight" else 0)
+    assert engine.step() == ([running] if mode in ("drain", "interrupt") else [])
+    assert engine.stats().running == (1 if mode == "inflight_keep" else 0), "still paused"
+    engine.resume()
+    while not (running.ended and waiting.ended):
+        engine.step()
+    (completion,) = running.completions
+    versions = completion.weight_versions.tolist()
+    assert completion.finish_reason == ("abort" if mode == "interrupt" else "length")
+    assert versions == sorted(versions)
+    assert set(versions) == ({0} if mode in ("drain", "interrupt") else {0, 1})
+    assert set(waiting.completions[0].weight_versions.tolist()) == {1}
+    engine.close()
 
 
 def test_a_paused_engine_with_nothing_begun_may_drain() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,12 @@ from safetensors.numpy import save_file
 
 from rollout_spec import RolloutError
 from rollout_spec.errors import WeightUpdateError
+from rollout_spec.executor import weight_layout
 from rollout_spec.models import build, init_params
+from rollout_spec.weights import checksums
 from rollout_spec.weights.names import to_hf
-from rollout_spec.weights.update import StagedWeights, stage
+from rollout_spec.weights.served import ServedWeights
+from rollout_spec.weights.staging import StagedWeights, StagingOptions, stage
 from tests.helpers.tiny_models import TinyModel, tiny_model
 
 OLD, NEW = tiny_model("llama-tied", 0), tiny_model("llama-tied", 1)
@@ -37,7 +41,13 @@ def hf_arrays(model: TinyModel = NEW) -> dict[str, np.ndarray]:
 
 
 def staged(weights: Any, **options: Any) -> StagedWeights:
-    return stage(OLD.config, OLD.params, weights, **options)
+    return stage_into(OLD.config, OLD.params, weights, **options)
+
+
+def stage_into(config: Any, params: Any, weights: Any, **options: Any) -> StagedWeights:
+    layout = weight_layout(params)[0]
+    served = ServedWeights(params, functools.partial(checksums.begin, config))
+    return stage(config, layout, served, weights, StagingOptions(**options))
 
 
 def refused(weights: Any, **options: Any) -> str:
@@ -105,14 +115,14 @@ def test_every_form_gives_the_same_weights(form: str, tmp_path: Path) -> None:
     leaves = jax.tree.leaves(NEW.params)
     assert found.tensors == len(leaves)
     assert found.bytes == sum(leaf.nbytes for leaf in leaves)
-    assert found.kept == []
+    assert found.skipped == ()
 
 
 def test_a_model_with_a_head_of_its_own() -> None:
     old = init_params(UNTIED.config, seed=5)
-    found = stage(UNTIED.config, old, hf_arrays(UNTIED))
+    found = stage_into(UNTIED.config, old, hf_arrays(UNTIED))
     assert_equal(found.params, UNTIED.params)
-    assert_equal(stage(UNTIED.config, old, UNTIED.params).params, UNTIED.params)
+    assert_equal(stage_into(UNTIED.config, old, UNTIED.params).params, UNTIED.params)
 
 
 def test_copies_that_exporters_add_are_ignored() -> None:
@@ -140,7 +150,7 @@ def test_floats_of_every_kind_become_the_engines(dtype: Any, library: str) -> No
 
 def test_an_engine_in_bfloat16_gets_bfloat16() -> None:
     old = init_params(OLD.config, dtype=jnp.bfloat16)
-    found = stage(OLD.config, old, hf_arrays())
+    found = stage_into(OLD.config, old, hf_arrays())
     assert {leaf.dtype for leaf in jax.tree.leaves(found.params)} == {jnp.dtype(jnp.bfloat16)}
     assert_equal(found.params, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), NEW.params))
 
@@ -164,7 +174,7 @@ def test_all_faults_are_listed_at_once() -> None:
     arrays["nonsense"] = np.zeros(3)
     message = refused([*arrays.items(), (EMBEDDING, arrays[EMBEDDING])])
     for line in (
-        "missing: layers.0.mlp.up_proj.kernel",
+        "missing: model.layers.0.mlp.up_proj.weight",
         f"shape: {Q}: expected (32, 32), got (32, 31)",
         f"dtype: {NORM}: expected a floating type (float32), got int64",
         "unknown: model.layers.7.mlp.up_proj.weight",
@@ -263,9 +273,9 @@ def test_weights_left_out_on_purpose_stay_and_are_listed() -> None:
     for name, array in to_hf(OLD.config, found.params):
         np.testing.assert_array_equal(array, expected[name])
     assert found.tensors == 2
-    assert len(found.kept) == len(expected) - 2
-    assert "embed_tokens.embedding" in found.kept
-    assert "norm.scale" not in found.kept
+    assert len(found.skipped) == len(expected) - 2
+    assert EMBEDDING in found.skipped
+    assert NORM not in found.skipped
 
 
 def test_a_part_of_a_pytree_may_be_sent_too() -> None:
