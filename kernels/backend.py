@@ -1,12 +1,36 @@
-"""Which implementation of a kernel runs."""
+"""Which implementation of a kernel runs, and how a Pallas kernel runs where there is no TPU."""
 
 from __future__ import annotations
 
-BACKENDS = ("auto", "reference")
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental.pallas import tpu as pltpu
+
+from rollout_spec.errors import RolloutError
+
+BACKENDS = ("auto", "pallas", "reference")
+
+
+class KernelLimitError(RolloutError, ValueError):
+    """A Pallas kernel was asked for what it doesn't support; the message names the limit."""
 
 
 def resolve_backend(backend: str) -> str:
-    """The implementation for `backend`. In this version every platform runs the XLA reference."""
+    """"pallas" or "reference": "auto" is "pallas" where jax runs on a TPU, and the XLA reference elsewhere."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
-    return "reference"
+    if backend == "auto":
+        return "pallas" if jax.default_backend() == "tpu" else "reference"
+    return backend
+
+
+def compiled_or_interpreted(kernel: Callable[..., Any], *args: Any) -> Any:
+    """`kernel(*args, interpret=...)`, compiled when lowered for a TPU, in Pallas's TPU interpret mode for a CPU."""
+    return lax.platform_dependent(
+        *args,
+        cpu=lambda *args: kernel(*args, interpret=pltpu.InterpretParams()),
+        tpu=lambda *args: kernel(*args, interpret=False),
+    )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import jax
+import functools
 
-from ..backend import resolve_backend
+import jax
+import jax.numpy as jnp
+
+from ..backend import compiled_or_interpreted, resolve_backend
+from .limits import check_limits
 from .reference import tree_paged_attention_reference
 
 __all__ = ["kv_pages_shape", "tree_paged_attention"]
@@ -33,6 +37,8 @@ def tree_paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    k_scale: jax.Array | float | None = None,
+    v_scale: jax.Array | float | None = None,
     backend: str = "auto",
 ) -> tuple[jax.Array, jax.Array]:
     """Writes the step's keys and values into their pages, then attends.
@@ -56,16 +62,48 @@ def tree_paged_attention(
         sliding_window: a token sees only this many positions, itself included.
         soft_cap: scores become soft_cap * tanh(score / soft_cap).
         sinks: float[Hq], a score per head that takes part in the softmax without a value.
-        backend: "auto" or "reference".
+        k_scale, v_scale: float32[Hk] or one number, what a stored 1 of an int8 or fp8 cache is worth; a cache of more
+            bits is not scaled.
+        backend: "reference", "pallas" (compiled for a TPU; on a CPU in Pallas's TPU interpret mode, for tests), or
+            "auto", which is "pallas" where jax runs on a TPU.
 
     Returns:
         (out [T, Hq, D] in q's dtype, kv_pages). Rows of `out` behind the last token in use are arbitrary.
+
+    Raises:
+        ValueError: the head counts don't fit together, or the backend is unknown.
+        KernelLimitError: the Pallas kernel doesn't support these sizes or types.
     """
-    resolve_backend(backend)
+    chosen = resolve_backend(backend)
     if q.shape[1] % k.shape[1]:
         raise ValueError(
             f"the number of query heads must be a multiple of the KV heads; got {q.shape[1]} and {k.shape[1]}"
         )
+    num_kv_heads = k.shape[1]
+    if jnp.dtype(kv_pages.dtype).itemsize > 1 and not (k_scale is None and v_scale is None):
+        raise ValueError(
+            f"k_scale and v_scale are for caches of 8 bits; got a cache of {kv_pages.dtype}: leave them out"
+        )
+    key_scale, value_scale = (
+        jnp.broadcast_to(jnp.asarray(1.0 if given is None else given, jnp.float32), (num_kv_heads,))
+        for given in (k_scale, v_scale)
+    )
+    if chosen == "pallas":
+        check_limits(q, k, kv_pages, page_table, scale=scale)
+        # Not imported with the module: the CPU and GPU never need it.
+        from .pallas import tree_paged_attention_pallas
+        from .tuning import blocks_for
+
+        kernel = functools.partial(
+            _call_pallas,
+            tree_paged_attention_pallas,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            blocks=blocks_for(q.shape, k.shape, kv_pages, page_table.shape),
+        )
+        arrays = (q, k, v, kv_pages, kv_lens, page_table, cu_q_lens, ancestors, num_seqs)
+        return compiled_or_interpreted(kernel, arrays, sinks, key_scale, value_scale)
     return tree_paged_attention_reference(
         q,
         k,
@@ -80,4 +118,10 @@ def tree_paged_attention(
         sliding_window=sliding_window,
         soft_cap=soft_cap,
         sinks=sinks,
+        k_scale=key_scale,
+        v_scale=value_scale,
     )
+
+
+def _call_pallas(function, arrays, sinks, k_scale, v_scale, **options):  # type: ignore[no-untyped-def]
+    return function(*arrays, sinks=sinks, k_scale=k_scale, v_scale=v_scale, **options)

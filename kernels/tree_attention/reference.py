@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .quantize import is_scaled, to_page_dtype
+
 _KEY_BLOCKS = (128, 64)
 """Positions walked at a time: the first of these, in tokens, whose keys and values stay within _KEY_BLOCK_BYTES."""
 _KEY_BLOCK_BYTES = 1 << 20
@@ -51,8 +53,12 @@ def tree_paged_attention_reference(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    k_scale: jax.Array,
+    v_scale: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `rollout_spec.kernels.tree_paged_attention`."""
+    """See `rollout_spec.kernels.tree_paged_attention`. k_scale, v_scale: float32[Hk]."""
+    k = to_page_dtype(k, k_scale[:, None], kv_pages.dtype)
+    v = to_page_dtype(v, v_scale[:, None], kv_pages.dtype)
     num_tokens, num_sequences = q.shape[0], kv_lens.shape[0]
     live = jnp.arange(num_sequences) < num_seqs[0]
     q_lens = jnp.where(live, cu_q_lens[1:] - cu_q_lens[:-1], 0)
@@ -65,8 +71,13 @@ def tree_paged_attention_reference(
     kv_pages = _write(kv_pages, k, v, slot_position, page_table[sequence_of_token], in_use)
 
     blocks = _pack_queries(num_tokens, num_sequences, q_lens, cu_q_lens)
+    if is_scaled(kv_pages.dtype):  # the same for all keys of a head, so queries can carry it
+        q_scale = jnp.repeat(k_scale, q.shape[1] // k.shape[1])[None, :, None]
+        scaled_q = q.astype(jnp.float32) * q_scale
+    else:
+        scaled_q = q
     out = _attend(
-        q,
+        scaled_q,
         kv_pages,
         blocks,
         kv_lens=kv_lens,
@@ -79,7 +90,10 @@ def tree_paged_attention_reference(
         soft_cap=soft_cap,
         sinks=sinks,
     )
-    return out[blocks.block_of_token, blocks.offset_of_token], kv_pages
+    out = out[blocks.block_of_token, blocks.offset_of_token]
+    if is_scaled(kv_pages.dtype):
+        out = (out * jnp.repeat(v_scale, q.shape[1] // k.shape[1])[None, :, None]).astype(q.dtype)
+    return out, kv_pages
 
 
 def _sequence_of_token(num_tokens: int, cu_q_lens: jax.Array) -> jax.Array:
