@@ -7,19 +7,12 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental.pallas import tpu as pltpu
-
-from rollout_spec.errors import RolloutError
 
 BACKENDS = ("auto", "pallas", "reference")
 
 
-class KernelLimitError(RolloutError, ValueError):
-    """A Pallas kernel was asked for what it doesn't support; the message names the limit."""
-
-
 def resolve_backend(backend: str) -> str:
-    """"pallas" or "reference": "auto" is "pallas" where jax runs on a TPU, and the XLA reference elsewhere."""
+    """ "pallas" or "reference": "auto" is "pallas" where jax runs on a TPU, and the XLA reference elsewhere."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}")
     if backend == "auto":
@@ -29,6 +22,8 @@ def resolve_backend(backend: str) -> str:
 
 def compiled_or_interpreted(kernel: Callable[..., Any], *args: Any) -> Any:
     """`kernel(*args, interpret=...)`, compiled when lowered for a TPU, in Pallas's TPU interpret mode for a CPU."""
+    from jax.experimental.pallas import tpu as pltpu  # takes a while to import, and few calls need it
+
     return lax.platform_dependent(
         *args,
         cpu=lambda *args: kernel(*args, interpret=pltpu.InterpretParams()),

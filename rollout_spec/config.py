@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .draft.config import DraftConfig
 from .errors import ConfigError
 
-KERNELS = ("auto", "reference")
+KERNELS = ("auto", "pallas", "reference")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class EngineConfig:
     prefix_cache: share pages between requests with a common prefix.
     draft: what is drafted; `DraftConfig(kind="none")` switches drafting off.
     seed: where the seeds of requests without one are drawn from.
-    kernel: "auto" or "reference" (this version has one implementation on every platform).
+    kernel: "auto" (Pallas attention on TPU, the XLA reference elsewhere), "pallas" (on a CPU interpreted, for tests)
+        or "reference". What the Pallas kernel doesn't support is refused when the engine is made.
     """
 
     max_seqs: int = 16

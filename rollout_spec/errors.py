@@ -62,3 +62,7 @@ class CapacityError(RolloutError, MemoryError):
 
 class MissingExtraError(RolloutError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class KernelLimitError(RolloutError, ValueError):
+    """A Pallas kernel was asked for what it doesn't support; the message names the limit."""

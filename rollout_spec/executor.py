@@ -14,8 +14,10 @@ import numpy as np
 from .batch import table_rows
 from .config import EngineConfig
 from .errors import CapacityError, ConfigError, EngineStateError
+from .kernels.backend import resolve_backend
 from .kernels.sampling import SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
 from .kernels.tree_attention import kv_pages_shape
+from .kernels.tree_attention.limits import check_limits
 from .models import ModelConfig
 from .requests import Sequence
 from .slots import SlotTable
@@ -57,9 +59,26 @@ class Executor:
         self.pages_per_sequence = -(-(max_seq_len + config.draft.max_nodes) // config.page_size)
         self.slots = SlotTable(config.max_seqs, self.pages_per_sequence)
         self.num_pages = config.kv_pages or self._default_pages(max_seq_len)
+        self._check_kernel_limits()
         self._step = compiled_step(model_config, config.kernel, self._state_sharding)
         self._run_before: set[StepShape] = set()
         self._state: StepState | None = self._new_state()
+
+    def _check_kernel_limits(self) -> None:
+        """Raises KernelLimitError where the kernels that steps would use don't support the model or the pages."""
+        if resolve_backend(self.config.kernel) != "pallas":
+            return
+        model, tokens = self.model_config, self.config.max_batch_tokens
+        pages = kv_pages_shape(
+            self.num_pages, self.config.page_size, model.num_kv_heads, model.head_dim, self.dtype
+        )
+        check_limits(
+            jax.ShapeDtypeStruct((tokens, model.num_heads, model.head_dim), self.dtype),
+            jax.ShapeDtypeStruct((tokens, model.num_kv_heads, model.head_dim), self.dtype),
+            jax.ShapeDtypeStruct(pages, self.dtype),
+            jax.ShapeDtypeStruct((self.config.max_seqs, self.pages_per_sequence), jnp.int32),
+            scale=model.attention_scale,
+        )
 
     @property
     def page_bytes(self) -> int:

@@ -89,7 +89,7 @@ def _step(
 
     hidden = model.hidden_states(batch.token_ids, batch.positions, attend)
     logits = model.unembed(hidden[batch.row_tokens])
-    sample = tree_sample(logits, batch.rows, batch.sequences, state.tables, backend=backend)
+    sample = tree_sample(logits, batch.rows, batch.sequences, state.tables)
 
     emitted = sample.accepted & batch.row_in_use
     tables = count_outputs(state.tables, batch.sequences.slots[batch.rows.sequences], sample.tokens, emitted)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from ..backend import resolve_backend
+from rollout_spec.errors import KernelLimitError
+
 from .inputs import (
     SEEN_IN_PROMPT,
     STOP_TOKEN,
@@ -48,7 +49,10 @@ def tree_sample(
         sequences: the sampling parameters of the S sequences that rows refer to.
         tables: counts, flags and biases by slot, read only for sequences with `uses_tables`.
         block_size: tokens in a block of the two-level sampler; another size gives other tokens.
-        backend: "auto" or "reference".
+        backend: "auto" or "reference": there is no Pallas kernel of it in this version.
     """
-    resolve_backend(backend)
+    if backend == "pallas":
+        raise KernelLimitError("tree_sample has no Pallas kernel in this version; use backend='auto'")
+    if backend not in ("auto", "reference"):
+        raise ValueError(f"backend must be 'auto' or 'reference'; got {backend!r}")
     return tree_sample_reference(logits, rows, sequences, tables, block_size=block_size)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ..backend import compiled_or_interpreted, resolve_backend
 from .limits import check_limits
 from .reference import tree_paged_attention_reference
+from .tuning import choose_blocks
 
 __all__ = ["kv_pages_shape", "tree_paged_attention"]
 
@@ -90,20 +91,26 @@ def tree_paged_attention(
     )
     if chosen == "pallas":
         check_limits(q, k, kv_pages, page_table, scale=scale)
-        # Not imported with the module: the CPU and GPU never need it.
-        from .pallas import tree_paged_attention_pallas
-        from .tuning import blocks_for
+        from .pallas import (
+            tree_paged_attention_pallas,  # Pallas takes a while to import, and a CPU never needs it
+        )
 
         kernel = functools.partial(
-            _call_pallas,
             tree_paged_attention_pallas,
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
-            blocks=blocks_for(q.shape, k.shape, kv_pages, page_table.shape),
+            blocks=choose_blocks(
+                tokens_per_sequence=-(-q.shape[0] // page_table.shape[0]),
+                num_heads=q.shape[1],
+                num_kv_heads=num_kv_heads,
+                page_bytes=2 * num_kv_heads * kv_pages.shape[3] * q.shape[2] * kv_pages.dtype.itemsize,
+                page_size=kv_pages.shape[3],
+                pages_per_sequence=page_table.shape[1],
+            ),
         )
         arrays = (q, k, v, kv_pages, kv_lens, page_table, cu_q_lens, ancestors, num_seqs)
-        return compiled_or_interpreted(kernel, arrays, sinks, key_scale, value_scale)
+        return compiled_or_interpreted(kernel, *arrays, sinks, key_scale, value_scale)
     return tree_paged_attention_reference(
         q,
         k,
@@ -121,7 +128,3 @@ def tree_paged_attention(
         k_scale=key_scale,
         v_scale=value_scale,
     )
-
-
-def _call_pallas(function, arrays, sinks, k_scale, v_scale, **options):  # type: ignore[no-untyped-def]
-    return function(*arrays, sinks=sinks, k_scale=k_scale, v_scale=v_scale, **options)

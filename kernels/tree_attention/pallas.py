@@ -23,21 +23,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .quantize import to_page_dtype
 from .tasks import LANES, QueryTasks, WriteTasks, lane_rows, query_tasks, query_tile, token_rows, write_tasks
+from .tuning import Blocks
 
 _MASKED = -1e30
 _LOG2_E = math.log2(math.e)
-
-
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """How the kernel cuts its work; see `tuning.py`."""
-
-    keys: int
-    """Cached tokens a block."""
-    heads: int
-    """Key and value heads whose work is staged together."""
-    query_tokens: int
-    """Tokens a task at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +76,13 @@ def tree_paged_attention_pallas(
     cu_q_lens: jax.Array,
     ancestors: jax.Array,
     num_seqs: jax.Array,
+    sinks: jax.Array | None,
+    k_scale: jax.Array,
+    v_scale: jax.Array,
     *,
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
-    sinks: jax.Array | None,
-    k_scale: jax.Array,
-    v_scale: jax.Array,
     blocks: Blocks,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
@@ -212,7 +201,7 @@ def _write_phase(
     write_semaphores: Any,
 ) -> None:
     """Puts the step's keys and values into their pages: reads a group of rows, replaces some, writes it back."""
-    count = tasks.count[0]
+    count = tasks.total[0]
     heads, group_rows = sizes.num_kv_heads, sizes.group_rows
 
     def in_pages(task: Any) -> Any:
@@ -224,16 +213,13 @@ def _write_phase(
         old_heads = jnp.where(length == group_rows, 0, heads)  # a group that is replaced whole isn't read
         start = pl.multiple_of(tasks.group[task] * group_rows, group_rows)
         old = pages.at[:, tasks.page[task], pl.ds(0, old_heads), pl.ds(start, group_rows)]
-        copies = [
-            pltpu.make_async_copy(
-                old, group_buffer.at[slot, :, pl.ds(0, old_heads)], read_semaphores.at[slot]
-            )
-        ]
+        copies = []
         for index, new in enumerate((k, v)):
             target = new_buffer.at[slot, index, pl.ds(first, length)]
             source = new.at[pl.ds(tasks.token[task], length)]
             copies.append(pltpu.make_async_copy(source, target, read_semaphores.at[slot]))
-        return copies
+        old_target = group_buffer.at[slot, :, pl.ds(0, old_heads)]
+        return [*copies, pltpu.make_async_copy(old, old_target, read_semaphores.at[slot])]
 
     def write(task: Any) -> Any:
         slot = task % 2
@@ -303,27 +289,31 @@ def _attend_phase(
     out_semaphore: Any,
 ) -> None:
     s = sizes
-    count = tasks.count[0]
+    count = tasks.total[0]
 
-    def block_copies(task: Any, block: Any, slot: Any) -> list[Any]:
-        """A copy a page; of no heads where no token of the task sees anything of the page."""
+    def live_pages(task: Any) -> tuple[Any, Any]:
+        """The first page of which any token of the task sees anything, and the one behind the last."""
+        end = (tasks.end_position[task] + s.page_size - 1) // s.page_size
+        return tasks.first_position[task] // s.page_size, end
+
+    def start_block(task: Any, block: Any, slot: Any) -> None:
+        """Starts a copy a page: of no heads, so of nothing, for a page that isn't live."""
         table_start = tasks.sequence[task] * s.pages_per_sequence
-        first_page = tasks.first_position[task] // s.page_size
-        end_page = (tasks.end_position[task] + s.page_size - 1) // s.page_size
-        copies = []
+        first_page, end_page = live_pages(task)
         for index in range(s.block_pages):
             page = block * s.block_pages + index
-            live = (page >= first_page) & (page < end_page)
-            heads = jnp.where(live, s.num_kv_heads, 0)
+            heads = pl.ds(0, jnp.where((page >= first_page) & (page < end_page), s.num_kv_heads, 0))
             number = page_table[table_start + jnp.minimum(page, s.pages_per_sequence - 1)]
-            copies.append(
-                pltpu.make_async_copy(
-                    pages.at[:, number, pl.ds(0, heads)],
-                    block_buffer.at[slot, :, index, pl.ds(0, heads)],
-                    block_semaphores.at[slot],
-                )
-            )
-        return copies
+            target = block_buffer.at[slot, :, index, heads]
+            pltpu.make_async_copy(pages.at[:, number, heads], target, block_semaphores.at[slot]).start()
+
+    def wait_for_block(task: Any, block: Any, slot: Any) -> None:
+        """Waits once for the bytes of all its live pages."""
+        first_page, end_page = live_pages(task)
+        start = block * s.block_pages
+        count = jnp.minimum(end_page, start + s.block_pages) - jnp.maximum(first_page, start)
+        as_long = block_buffer.at[slot, :, pl.ds(0, count)]
+        pltpu.make_async_copy(as_long, as_long, block_semaphores.at[slot]).wait()
 
     def query_copies(task: Any) -> list[Any]:
         slot, length = task % 2, tasks.num_tokens[task]
@@ -347,8 +337,9 @@ def _attend_phase(
 
     @pl.when(count > 0)
     def _() -> None:
-        for copy in [*query_copies(0), *block_copies(0, first_block(0), 0)]:
+        for copy in query_copies(0):
             copy.start()
+        start_block(0, first_block(0), 0)
 
     def attend_task(task: Any, slot: Any) -> Any:
         for copy in query_copies(task):
@@ -365,16 +356,12 @@ def _attend_phase(
             is_last = block + 1 == end_block
             next_task = jnp.where(is_last, task + 1, task)
             next_block = jnp.where(is_last, first_block(task + 1), block + 1)
-            for copy in block_copies(next_task, next_block, 1 - slot):
-                copy.start()
-            for copy in block_copies(task, block, slot):
-                copy.wait()
+            start_block(next_task, next_block, 1 - slot)
+            wait_for_block(task, block, slot)
             start = block * s.block_keys
             _hide_dead_rows(s, block_buffer, slot, tasks.first_position[task] - start, end - start)
             keys, values = block_buffer.at[slot, 0], block_buffer.at[slot, 1]
-            _attend_block(
-                s, start, new_from, k_scale, by_head, seen, keys, values, largest, total, weighted
-            )
+            _attend_block(s, start, new_from, k_scale, by_head, seen, keys, values, largest, total, weighted)
             return 1 - slot
 
         slot = lax.fori_loop(first_block(task), end_block, attend_block, slot)
@@ -387,19 +374,14 @@ def _attend_phase(
         out_copy(task).start()
         return slot
 
-    slot = lax.fori_loop(0, count, attend_task, 0)
+    lax.fori_loop(0, count, attend_task, 0)
 
     @pl.when(count > 0)
     def _() -> None:
         out_copy(count - 1).wait()
-        # Those of the task behind the last: of nothing, but started.
-        for copy in [*query_copies(count), *block_copies(count, first_block(count), slot)]:
-            copy.wait()
 
 
-def _queries_by_head(
-    sizes: _Sizes, queries: Any, rows: Any, wide: Any, by_head: Any, seen: Any
-) -> None:
+def _queries_by_head(sizes: _Sizes, queries: Any, rows: Any, wide: Any, by_head: Any, seen: Any) -> None:
     """From tokens of heads to heads of tokens, through 32-bit rows, which can be read with a stride."""
     s = sizes
     wide[...] = queries[...].astype(jnp.float32)
@@ -413,9 +395,7 @@ def _queries_by_head(
             seen[index, first : first + s.tile, :] = column
 
 
-def _start_softmax(
-    sizes: _Sizes, sinks: Any, k_scale: Any, largest: Any, total: Any, weighted: Any
-) -> None:
+def _start_softmax(sizes: _Sizes, sinks: Any, k_scale: Any, largest: Any, total: Any, weighted: Any) -> None:
     s = sizes
     weighted[...] = jnp.zeros_like(weighted)
     if not s.has_sinks:

@@ -20,7 +20,7 @@ _WORD_TOKENS = 64
 class QueryTasks(NamedTuple):
     """Runs of up to `tile` tokens of one sequence, each attended by one pass over its part of the cache."""
 
-    count: jax.Array  # int32[1], tasks in use
+    total: jax.Array  # int32[1], tasks in use
     sequence: jax.Array  # int32[N + 1]; one more than there can be, so that a look ahead stays inside
     first_token: jax.Array  # int32[N + 1], in the step
     num_tokens: jax.Array  # int32[N + 1]
@@ -31,7 +31,7 @@ class QueryTasks(NamedTuple):
 class WriteTasks(NamedTuple):
     """Aligned groups of rows of a page that get new keys and values."""
 
-    count: jax.Array  # int32[1]
+    total: jax.Array  # int32[1]
     page: jax.Array  # int32[W + 1]
     group: jax.Array  # int32[W + 1], which group of rows of the page
     token: jax.Array  # int32[W + 1], the step's token that the first of the new rows gets
@@ -64,7 +64,7 @@ def query_tasks(
     inside = jnp.arange(tile) < length[:, None]
     first_position = jnp.min(jnp.where(inside, rows[tokens, 0], jnp.iinfo(jnp.int32).max), axis=1)
     return QueryTasks(
-        count=jnp.minimum(jnp.sum(per_sequence), most)[None],
+        total=jnp.minimum(jnp.sum(per_sequence), most)[None],
         sequence=sequence,
         first_token=jnp.where(used, first_token, 0),
         num_tokens=jnp.where(used, length, 0),
@@ -134,7 +134,7 @@ def write_tasks(
     end = jnp.minimum(position + group_rows, kv_lens[sequence])
     page = page_table.reshape(-1)[sequence * pages + jnp.clip(position // page_size, 0, pages - 1)]
     return WriteTasks(
-        count=jnp.minimum(jnp.sum(per_sequence), most)[None],
+        total=jnp.minimum(jnp.sum(per_sequence), most)[None],
         page=jnp.where(used, page, 0),
         group=jnp.where(used, position % page_size // group_rows, 0),
         token=jnp.where(used, cu_q_lens[sequence] + start - first_new[sequence], 0),

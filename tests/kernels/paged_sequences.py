@@ -18,7 +18,10 @@ from rollout_spec.tree import ancestor_words
 Array = NDArray[Any]
 CAUSAL = np.uint32(0xFFFFFFFF)
 
-_attention = jax.jit(tree_paged_attention, static_argnames=("scale", "sliding_window", "soft_cap", "backend"))
+_attention = jax.jit(
+    tree_paged_attention,
+    static_argnames=("scale", "sliding_window", "soft_cap", "k_scale", "v_scale", "backend"),
+)
 _move = jax.jit(move_cached_tokens)
 
 
@@ -40,6 +43,10 @@ class Sizes:
     dtype: str = "float32"
     scale: float = 0.4
     backend: str = "auto"
+    cache_dtype: str = ""
+    """Of the pages, where it isn't `dtype`."""
+    k_scale: float | None = None
+    v_scale: float | None = None
 
     @property
     def pages_per_sequence(self) -> int:
@@ -108,8 +115,9 @@ class PagedSequences:
 
     def __post_init__(self) -> None:
         s = self.sizes
-        shape = kv_pages_shape(s.num_pages, s.page_size, s.num_kv_heads, s.head_dim, s.dtype)
-        self.kv_pages = jnp.full(shape, self.fill, s.dtype)
+        cache_dtype = s.cache_dtype or s.dtype
+        shape = kv_pages_shape(s.num_pages, s.page_size, s.num_kv_heads, s.head_dim, cache_dtype)
+        self.kv_pages = jnp.full(shape, self.fill, cache_dtype)
         permuted = self.rng.permutation(s.num_pages)[: s.sequences * s.pages_per_sequence]
         self.pages = list(permuted.reshape(s.sequences, -1))
         empty = np.zeros((0, s.num_kv_heads, s.head_dim))
@@ -122,6 +130,15 @@ class PagedSequences:
     def _rounded(self, array: Array) -> Array:
         return np.asarray(jnp.asarray(array, self.sizes.dtype), np.float64)
 
+    def _stored(self, array: Array, scale: float | None) -> Array:
+        """`array` as the numbers that the pages hold, in float64."""
+        if not self.sizes.cache_dtype:
+            return array
+        stored = array / scale if scale is not None else array
+        if self.sizes.cache_dtype == "int8":
+            return np.clip(np.round(stored.astype(np.float32)), -127, 127).astype(np.float64)
+        return np.asarray(jnp.asarray(stored, jnp.float32).astype(self.sizes.cache_dtype), np.float64)
+
     def step(self, parts: Sequence[Part]) -> None:
         """Runs the parts in one call, checks outputs and writes, and caches causal tokens and roots."""
         s = self.sizes
@@ -133,6 +150,11 @@ class PagedSequences:
             self._rounded(self.rng.normal(0, self.magnitude, shape)),
             self._rounded(self.rng.normal(0, 1, shape)),
         )
+        used_q, used_k, used_v = (array.copy() for array in (q, k, v))
+        for array in (used_q, used_k, used_v):
+            array[used:] = self.fill
+        stored_k, stored_v = self._stored(k, s.k_scale), self._stored(v, s.v_scale)
+        k, v = stored_k * (s.k_scale or 1.0), stored_v * (s.v_scale or 1.0)
         # What lies behind the parts in use is arbitrary.
         ancestors = self.rng.integers(0, 2**32, (s.tokens, 2), dtype=np.uint32)
         kv_lens = self.rng.integers(0, 100, s.sequences).astype(np.int32)
@@ -150,7 +172,7 @@ class PagedSequences:
             start += part.count
         before = np.asarray(self.kv_pages, np.float64)
         out, self.kv_pages = _attention(
-            *(jnp.asarray(array, s.dtype) for array in (q, k, v)),
+            *(jnp.asarray(array, s.dtype) for array in (used_q, used_k, used_v)),
             self.kv_pages,
             kv_lens,
             page_table,
@@ -161,10 +183,12 @@ class PagedSequences:
             sliding_window=s.sliding_window,
             soft_cap=s.soft_cap,
             sinks=None if self.sinks is None else jnp.asarray(self.sinks, jnp.float32),
+            k_scale=s.k_scale,
+            v_scale=s.v_scale,
             backend=s.backend,
         )
         assert out.dtype == jnp.dtype(s.dtype)
-        tolerance = 1e-2 if s.dtype == "bfloat16" else 2e-6 if s.backend != "pallas" else 1e-5
+        tolerance = 1e-2 if s.dtype == "bfloat16" else 2e-6 if s.backend != "pallas" else 2e-5
         np.testing.assert_allclose(
             np.asarray(out[:used], np.float64), expected, atol=tolerance, rtol=tolerance
         )
@@ -172,7 +196,7 @@ class PagedSequences:
         after = np.asarray(self.kv_pages, np.float64)
         differ = (before != after) & ~(np.isnan(before) & np.isnan(after))
         assert differ.sum() <= used * 2 * s.num_kv_heads * s.head_dim
-        assert np.isin(after[differ], np.concatenate([k[:used], v[:used]])).all()
+        assert np.isin(after[differ], np.concatenate([stored_k[:used], stored_v[:used]])).all()
 
     def _plain(self, part: Part, q: Array, k: Array, v: Array) -> Array:
         """float64[count, Hq, D]."""

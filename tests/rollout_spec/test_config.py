@@ -23,7 +23,7 @@ ENGINE_FAULTS: dict[str, list[Any]] = {
     "prefix_cache": [1, None, "yes"],
     "draft": [None, "trie", {"kind": "trie"}],
     "seed": [None, *NOT_COUNTS],
-    "kernel": ["pallas", None, 1],
+    "kernel": ["mosaic", None, 1],
 }
 DRAFT_FAULTS: dict[str, list[Any]] = {
     "kind": ["Trie", None, 1],
