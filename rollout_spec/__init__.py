@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .outputs import Completion as Completion
     from .outputs import DraftStats as DraftStats
     from .outputs import RolloutOutput as RolloutOutput
+    from .pool.pool import RolloutPool as RolloutPool
     from .sampling import SamplingParams as SamplingParams
     from .weights.report import WeightUpdateReport as WeightUpdateReport
 
@@ -27,6 +28,7 @@ _HOMES = {
     "EngineConfig": "config",
     "RolloutEngine": "engine",
     "RolloutOutput": "outputs",
+    "RolloutPool": "pool.pool",
     "SamplingParams": "sampling",
     "WeightUpdateReport": "weights.report",
 }

@@ -60,6 +60,10 @@ class CapacityError(RolloutError, MemoryError):
     """The cache is too small for even one request of the size asked for."""
 
 
+class EngineLostError(RolloutError, RuntimeError):
+    """An engine of a pool died, hung or could not be started; the message says why."""
+
+
 class MissingExtraError(RolloutError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

@@ -8,9 +8,12 @@ from typing import Any
 
 
 class Progress:
-    """A bar over `total` items, with tokens per second and acceptance length; nothing when not shown."""
+    """A bar over `total` items, with tokens per second and acceptance length; nothing when not shown.
 
-    def __init__(self, shown: bool, what: str, total: int) -> None:
+    total: None while unknown.
+    """
+
+    def __init__(self, shown: bool, what: str, total: int | None) -> None:
         self._bar: Any = None
         if not shown:
             return

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..draft.config import DraftConfig
 from ..draft.drafter import TokenSequence
 from ..models import ModelConfig
 from ..outputs import Completion
@@ -109,6 +110,10 @@ class EngineFacts:
     node_id: str
     cpu_cores: tuple[int, ...]
     devices: tuple[str, ...]
+    draft_config: DraftConfig | None
+    """None where nothing is drafted."""
+    weight_version: int
+    seed: int
 
 
 @dataclass(frozen=True, eq=False)

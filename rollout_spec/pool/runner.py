@@ -5,18 +5,20 @@ Without Ray, so that it can be tested alone; `actor.py` puts it into an actor.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..engine import RolloutEngine
-from ..errors import EngineStateError, RolloutError
+from ..errors import RolloutError
 from ..requests import Request
+from ..weights.served import Fingerprint
 from .learning import TextLearner
 from .messages import Abort, Answer, Call, Ended, Key, LearntText, Message, Report, Sample, Submit
 
@@ -25,6 +27,16 @@ _log = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 0.2
 _TICK_S = 0.25
 _WORST_TICK_S = 1.0  # a longer one means that this process was stopped itself, which is nobody's fault
+
+
+@dataclass(eq=False)
+class _Update:
+    """New weights on their way. staged: ready to be applied; weights: on the device already, or None."""
+
+    call: Call
+    staged: bool
+    weights: Any = None
+    error: Exception | None = None
 
 
 class EngineRunner:
@@ -53,7 +65,7 @@ class EngineRunner:
         # Of the engine's thread alone from here on.
         self._waiting: list[Sample] = []
         self._fed: dict[Key, tuple[Sample, Request]] = {}
-        self._update: Call | None = None
+        self._updates: list[_Update] = []
         self._paused = self._asleep = False
         self.engine: RolloutEngine
         self._learner: TextLearner | None = None
@@ -115,6 +127,8 @@ class EngineRunner:
         except BaseException as error:
             self._break(error)
             return
+        with self._changed:
+            self._version = self.engine.weight_version
         self._say(answers=[Answer(-1, facts)])
         try:
             while not self._stop:
@@ -133,14 +147,19 @@ class EngineRunner:
         if self._stop or self._asleep:
             self._hand_out()
             return
-        if self._update is not None and self._may_update():
+        if self._updates and self._may_update():
             self._apply_update()
-        if self._update is None and not self._paused:
+        if not self._updates_hold and not self._paused:
             self._feed()
         if self._fed and not self._paused:
             with self._during("a step"):
                 self.engine.step()
         self._hand_out()
+
+    @property
+    def _updates_hold(self) -> bool:
+        """Whether nothing new may begin, as new weights are ready for it."""
+        return bool(self._updates) and self._updates[0].staged
 
     def _next_messages(self) -> list[Message]:
         with self._changed:
@@ -152,9 +171,9 @@ class EngineRunner:
     def _has_work(self) -> bool:
         if self._asleep:
             return False
-        if self._update is not None and self._may_update():
+        if self._updates and self._may_update():
             return True
-        return not self._paused and bool(self._fed or (self._waiting and self._update is None))
+        return not self._paused and bool(self._fed or (self._waiting and not self._updates_hold))
 
     def _feed(self) -> None:
         """Gives the engine what its slots take, so that whatever it has been given has begun."""
@@ -202,7 +221,9 @@ class EngineRunner:
         for sample in [sample for sample in self._waiting if sample.key in wanted]:
             self._waiting.remove(sample)
             self._say(ended=[Ended(sample.key, sample.attempt, sample.continue_from)])
-        running = [self._fed[key][1].request_id for key in keys if key in self._fed and not self._fed[key][1].ended]
+        running = [
+            self._fed[key][1].request_id for key in keys if key in self._fed and not self._fed[key][1].ended
+        ]
         if running:
             self.engine.abort(running)
 
@@ -220,10 +241,22 @@ class EngineRunner:
 
     def do_update(self, call: Call) -> object:
         """New weights. arguments: `weights` (what gives them when called), and those of update_weights."""
-        if self._update is not None:
-            raise EngineStateError("an update is under way already")
-        self._update = call
+        self._updates.append(_Update(call, staged=not call.arguments.get("overlap", False)))
+        if not self._updates[-1].staged:
+            threading.Thread(
+                target=self._stage, args=(self._updates[-1],), name="staging", daemon=True
+            ).start()
         return _LATER
+
+    def _stage(self, update: _Update) -> None:
+        """Brings weights to the device while the engine steps on the old ones."""
+        try:
+            update.weights = staged_copy(update.call.arguments["weights"]())
+        except Exception as error:
+            update.error = error
+        with self._changed:
+            update.staged = True
+            self._changed.notify_all()
 
     def do_pause(self, call: Call) -> None:
         """Stops stepping."""
@@ -268,17 +301,25 @@ class EngineRunner:
 
     def _may_update(self) -> bool:
         """A drain waits until what was begun has ended; meanwhile nothing is fed."""
-        assert self._update is not None
-        return self._update.arguments["mode"] != "drain" or not self._fed
+        update = self._updates[0]
+        return update.staged and (update.call.arguments["mode"] != "drain" or not self._fed)
 
     def _apply_update(self) -> None:
-        assert self._update is not None
-        call, self._update = self._update, None
-        arguments = dict(call.arguments)
-        weights = arguments.pop("weights")
+        update = self._updates.pop(0)
+        call = update.call
+        arguments = {
+            name: value for name, value in call.arguments.items() if name not in ("weights", "overlap")
+        }
         try:
             with self._during("an update"):
-                report = self.engine.update_weights(weights(), **arguments)
+                if update.error is not None:
+                    raise update.error
+                staged = update.weights is not None
+                weights = update.weights if staged else call.arguments["weights"]()
+                report = self.engine.update_weights(
+                    weights, **arguments, **({"donate": True} if staged else {})
+                )
+                report = dataclasses.replace(report, fingerprint=Fingerprint(""))
         except Exception as error:
             self._say(answers=[Answer(call.number, error=_portable(error))])
         else:
@@ -318,13 +359,26 @@ class EngineRunner:
 
     def _break(self, error: BaseException) -> None:
         _log.error("the engine can't go on", exc_info=error)
-        reason = error if isinstance(error, Exception) else RuntimeError(f"the engine's thread ended: {error!r}")
+        reason = (
+            error if isinstance(error, Exception) else RuntimeError(f"the engine's thread ended: {error!r}")
+        )
         with self._changed:
             self._broken = _portable(reason)
             self._changed.notify_all()
 
 
 _LATER = object()
+
+
+def staged_copy(weights: Any) -> Any:
+    """Copies of a tree's arrays on the device, for the engine to take over; other kinds of weights as they are."""
+    import jax
+    import jax.numpy as jnp
+
+    if not isinstance(weights, dict):
+        return weights
+    copies = jax.tree.map(lambda array: jnp.array(array, copy=True), weights)
+    return jax.block_until_ready(copies)
 
 
 def _portable(error: Exception) -> Exception:
