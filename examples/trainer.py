@@ -50,9 +50,15 @@ def behaviour_logprobs(completion: Completion) -> NDArray[np.float32]:
 
 
 def make_rows(
-    outputs: Sequence[RolloutOutput], rewards: Sequence[Sequence[float]], rows: int, lengths: Sequence[int]
+    outputs: Sequence[RolloutOutput],
+    rewards: Sequence[Sequence[float]],
+    rows: int,
+    lengths: Sequence[int],
+    oldest_version: int | None = None,
 ) -> Iterator[Rows]:
     """Micro-batches of `rows` rows, each padded to the least of `lengths` that holds it.
+
+    oldest_version: tokens of older weights than these count as context only.
 
     Groups whose completions all have the same reward have advantage 0, so no gradient: they are left out.
     """
@@ -78,7 +84,9 @@ def make_rows(
             end = len(prompt) + len(completion.token_ids)
             batch.token_ids[row, :end] = [*prompt, *completion.token_ids]
             predicts = slice(len(prompt) - 1, end - 1)  # the places whose next token was sampled
-            batch.sampled[row, predicts] = True
+            batch.sampled[row, predicts] = (
+                True if oldest_version is None else completion.weight_versions >= oldest_version
+            )
             batch.behaviour_logprobs[row, predicts] = behaviour_logprobs(completion)
             batch.advantages[row, predicts] = advantage
         yield batch
@@ -131,13 +139,18 @@ class Trainer:
         self._apply_gradients = jax.jit(apply_gradients, donate_argnums=(1, 2))
 
     def update(
-        self, outputs: Sequence[RolloutOutput], rewards: Sequence[Sequence[float]], lengths: Sequence[int]
+        self,
+        outputs: Sequence[RolloutOutput],
+        rewards: Sequence[Sequence[float]],
+        lengths: Sequence[int],
+        *,
+        oldest_version: int | None = None,
     ) -> UpdateMetrics:
         """One optimizer step on all completions. rewards: one list a prompt, one number a completion."""
-        batches = list(make_rows(outputs, rewards, self.rows, lengths))
+        batches = list(make_rows(outputs, rewards, self.rows, lengths, oldest_version))
         if not batches:  # every group is all right or all wrong: nothing to learn from
             return UpdateMetrics(0.0, 0.0)
-        tokens = jnp.float32(sum(int(batch.sampled.sum()) for batch in batches))
+        tokens = jnp.float32(max(1, sum(int(batch.sampled.sum()) for batch in batches)))
         gradients = jax.tree.map(jnp.zeros_like, self.params)
         loss = gap = 0.0
         for batch in batches:

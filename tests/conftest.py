@@ -17,6 +17,15 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kill-seeds",
+        type=int,
+        default=2,
+        help="batches of the pool during which engines are killed; 20 for all that issue 7 asks for",
+    )
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct, downloaded once."""

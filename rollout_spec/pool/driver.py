@@ -467,6 +467,10 @@ class Driver:
                     self.scheduler.discard(key)
                     self._finish(running, nothing_yet(running.sample, self.tokenizer))
 
+    def slots_here(self) -> int:
+        """Samples that all engines run at the same time."""
+        return sum(load.slots for load in self.scheduler.engines.values()) or 1
+
     def unfinished_here(self) -> list[PoolRequest]:
         """All requests that have not ended."""
         return list({id(one.request): one.request for one in self._samples.values()}.values())

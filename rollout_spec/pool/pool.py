@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import queue
 import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
 from ..config import EngineConfig
-from ..errors import ConfigError, MissingExtraError, PromptError, RequestFailedError
-from ..intake import Intake, Prompt, check_hashable
+from ..errors import ConfigError, MissingExtraError, RequestFailedError
+from ..intake import Intake, Prompt
 from ..outputs import Completion, RolloutOutput
-from ..progress import Progress
 from ..sampling import SamplingParams
 from ..tokenizer import Tokenizer
 from ..weights.report import UpdateMode
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_SAMPLING = SamplingParams()
 _DEFAULT_CONFIG = EngineConfig()
-_UNFINISHED_PER_SLOT = 4
 
 
 class RolloutPool:
@@ -113,8 +108,6 @@ class RolloutPool:
             self._stop_ray()
             raise
         self._updates = threading.Lock()
-        self._submitting = threading.Lock()
-        self._numbers = itertools.count()
         self._max_unfinished = max_unfinished
         try:
             self._start(num_engines)
@@ -140,15 +133,17 @@ class RolloutPool:
             raise driver.broken
         facts = driver.call(lambda: driver.fleet.serving[0].facts)
         assert facts is not None
-        if not hasattr(self, "_intake"):
-            self._intake = Intake(
+        if not hasattr(self, "_batches"):
+            from .batches import Batches
+
+            intake = Intake(
                 facts.model_config,
                 facts.tokenizer,
                 max_seq_len=facts.max_seq_len,
                 cache_tokens=facts.cache_tokens,
                 seed=facts.seed,
             )
-            self._slots = facts.slots
+            self._batches = Batches(driver, intake, self._max_unfinished)
 
     # Generating
 
@@ -172,7 +167,7 @@ class RolloutPool:
         """
         outputs: dict[int, RolloutOutput] = {}
         failed = []
-        for request in self._run(prompts, sampling, group_ids, continue_from, progress):
+        for request in self._batches.run(prompts, sampling, group_ids, continue_from, progress):
             if request.error is not None:
                 failed.append(request)
             else:
@@ -196,7 +191,7 @@ class RolloutPool:
 
         Closing the iterator early aborts what still runs. Raises RequestFailedError at the first failed request.
         """
-        running = self._run(prompts, sampling, group_ids, continue_from, progress)
+        running = self._batches.run(prompts, sampling, group_ids, continue_from, progress)
         return self._outputs(running)
 
     @staticmethod
@@ -219,7 +214,7 @@ class RolloutPool:
 
         request_id: unique among unfinished ones; None makes one.
         """
-        request = self._request(prompt, sampling, 0, request_id, group_id, continue_from, "prompt")
+        request = self._batches.request(prompt, sampling, 0, request_id, group_id, continue_from, "prompt")
         self._driver.submit([request])
         return request
 
@@ -242,15 +237,17 @@ class RolloutPool:
         Returns the outputs that ended, and what is unfinished, for the next call. `RolloutOutput.index` counts the
         carried ones first.
         """
+        from .batches import is_cut_short
+
         _check_count("enough", enough)
-        requests = [self._carried(rollout, index) for index, rollout in enumerate(carried)]
-        fresh = self._check_all(prompts, sampling, group_ids, None)
+        requests = [self._batches.carried(rollout, index) for index, rollout in enumerate(carried)]
+        fresh = self._batches.check_all(prompts, sampling, group_ids, None)
         for index, request in enumerate(fresh, start=len(requests)):
             request.index = index
         requests += fresh
         ended: list[PoolRequest] = []
         stopped = False
-        for request in self._run_all(requests, progress=False):
+        for request in self._batches.run_all(requests, progress=False):
             ended.append(request)
             if len(ended) >= enough and not stopped:
                 stopped = True
@@ -259,13 +256,13 @@ class RolloutPool:
         if failed:
             outputs = [None if request.error is not None else request.result() for request in ended]
             raise RequestFailedError(failed, outputs) from failed[0].error
-        done = [request for request in ended if not _is_cut_short(request)]
+        done = [request for request in ended if not is_cut_short(request)]
         return (
             [request.result() for request in sorted(done, key=lambda request: request.index)],
             [
                 request.partial()
                 for request in sorted(ended, key=lambda request: request.index)
-                if _is_cut_short(request)
+                if is_cut_short(request)
             ],
         )
 
@@ -291,7 +288,7 @@ class RolloutPool:
         continue_from: Completion | SequenceOf[Completion | None] | None = None,
     ) -> AsyncIterator[RolloutOutput]:
         """`stream` for asyncio."""
-        requests = self._check_all(prompts, sampling, group_ids, continue_from)
+        requests = self._batches.check_all(prompts, sampling, group_ids, continue_from)
         loop = asyncio.get_running_loop()
         ended: asyncio.Queue[Any] = asyncio.Queue()
         for request in requests:
@@ -304,7 +301,7 @@ class RolloutPool:
                     raise RequestFailedError([request], []) from request.error
                 yield request.result()
         finally:
-            self._abort_unfinished(requests)
+            self._batches.abort_unfinished(requests)
 
     # Weights
 
@@ -451,162 +448,6 @@ class RolloutPool:
             error = future.exception()
             if error is not None and not isinstance(error, EngineLostError):  # its successor is told
                 raise error
-
-    # Requests
-
-    def _request(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        index: int,
-        request_id: Hashable,
-        group_id: Hashable,
-        continue_from: Completion | None,
-        name: str,
-    ) -> PoolRequest:
-        from .requests import PoolRequest
-
-        check_hashable("request_id", request_id)
-        number = next(self._numbers)
-        with self._submitting:  # seeds are drawn in the order of requests, as one engine would draw them
-            checked = self._intake.request(
-                prompt,
-                sampling,
-                request_id=number if request_id is None else request_id,
-                group_id=group_id,
-                index=index,
-                continue_from=continue_from,
-                name=name,
-            )
-        partials: list[Completion | None] = (
-            [continue_from] if continue_from is not None else [None] * sampling.n
-        )
-        return PoolRequest(number, checked, checked.sequences[0].seed, partials)
-
-    def _carried(self, partial: PartialRollout, index: int) -> PoolRequest:
-        request = self._request(
-            partial.prompt_token_ids,
-            partial.sampling,
-            index,
-            None,
-            partial.group_id,
-            None,
-            f"carried[{index}]",
-        )
-        request.carry(partial.completions)
-        return request
-
-    def _check_all(
-        self,
-        prompts: Iterable[Prompt],
-        sampling: SamplingParams | SequenceOf[SamplingParams],
-        group_ids: SequenceOf[Hashable] | None,
-        continue_from: Completion | SequenceOf[Completion | None] | None,
-    ) -> list[PoolRequest]:
-        if isinstance(prompts, str):
-            raise PromptError("prompts must be a list of prompts, got one text; put it into a list")
-        if not isinstance(prompts, Iterable):
-            raise PromptError(f"prompts must be a list of prompts, got {type(prompts).__name__}")
-        prompts = list(prompts)
-        columns: list[Any] = []
-        for name, values in (
-            ("sampling", sampling),
-            ("group_ids", group_ids),
-            ("continue_from", continue_from),
-        ):
-            if values is None or isinstance(values, SamplingParams):
-                columns.append([values] * len(prompts))
-            elif isinstance(values, Completion) and len(prompts) == 1:
-                columns.append([values])
-            elif not isinstance(values, Sized) or len(values) != len(prompts):
-                given = len(values) if isinstance(values, Sized) else type(values).__name__
-                raise ConfigError(f"{name} must have one entry a prompt: {len(prompts)} prompts, got {given}")
-            else:
-                columns.append(values)
-        return [
-            self._request(prompt, one, index, None, group_id, given, f"prompts[{index}]")
-            for index, (prompt, one, group_id, given) in enumerate(zip(prompts, *columns, strict=True))
-        ]
-
-    def _run(
-        self,
-        prompts: Iterable[Prompt],
-        sampling: SamplingParams | SequenceOf[SamplingParams],
-        group_ids: SequenceOf[Hashable] | None,
-        continue_from: Completion | SequenceOf[Completion | None] | None,
-        progress: bool,
-    ) -> Iterator[PoolRequest]:
-        """Requests as they end; what is abandoned is aborted. A list is checked as a whole before anything runs."""
-        if not isinstance(prompts, Iterator):
-            return self._run_all(self._check_all(prompts, sampling, group_ids, continue_from), progress)
-        if not isinstance(sampling, SamplingParams) or group_ids is not None or continue_from is not None:
-            raise ConfigError(
-                "with a generator of prompts, sampling must be one SamplingParams, and group_ids and continue_from None"
-            )
-        return self._run_lazily(prompts, sampling, progress)
-
-    def _run_all(self, requests: list[PoolRequest], progress: bool) -> Iterator[PoolRequest]:
-        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        try:
-            for request in requests:
-                request.add_done_callback(ended.put)
-            self._driver.submit(requests)
-            with Progress(progress, "prompts", len(requests)) as bar:
-                yield from self._as_they_end(ended, len(requests), bar, Counter())
-        finally:
-            self._abort_unfinished(requests)
-
-    def _run_lazily(
-        self, prompts: Iterator[Prompt], sampling: SamplingParams, progress: bool
-    ) -> Iterator[PoolRequest]:
-        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        most = self._max_unfinished or _UNFINISHED_PER_SLOT * self._slots * self.num_engines
-        unfinished: dict[int, PoolRequest] = {}
-        numbered = enumerate(prompts)
-        exhausted = False
-        totals: Counter[str] = Counter()
-        try:
-            with Progress(progress, "prompts", None) as bar:
-                while unfinished or not exhausted:
-                    while not exhausted and len(unfinished) < most:
-                        index, prompt = next(numbered, (-1, None))
-                        if prompt is None:
-                            exhausted = True
-                            break
-                        request = self._request(
-                            prompt, sampling, index, None, None, None, f"prompts[{index}]"
-                        )
-                        unfinished[request.number] = request
-                        request.add_done_callback(ended.put)
-                        self._driver.submit([request])
-                    for request in self._as_they_end(ended, min(1, len(unfinished)), bar, totals):
-                        del unfinished[request.number]
-                        yield request
-        finally:
-            self._abort_unfinished(unfinished.values())
-
-    @staticmethod
-    def _as_they_end(
-        ended: queue.SimpleQueue[Any], count: int, bar: Progress, totals: Counter[str]
-    ) -> Iterator[PoolRequest]:
-        for _ in range(count):
-            request = ended.get()
-            bar.advance(1)
-            if request.error is None:
-                for one in request.result().completions:
-                    totals["tokens"] += len(one.token_ids)
-                    totals["steps"] += one.draft.steps
-                bar.report(totals["tokens"], totals["steps"])
-            yield request
-
-    def _abort_unfinished(self, requests: Iterable[PoolRequest]) -> None:
-        left = [request for request in requests if not request.done()]
-        if left:
-            self._driver.call(lambda: self._driver.abort_here(left))
-
-
-def _is_cut_short(request: PoolRequest) -> bool:
-    return any(one.finish_reason == "abort" for one in request.result().completions)
 
 
 def _check_count(name: str, value: object) -> None:

@@ -307,7 +307,7 @@ class EngineRunner:
     def _apply_update(self) -> None:
         update = self._updates.pop(0)
         call = update.call
-        arguments = {
+        arguments: dict[str, Any] = {
             name: value for name, value in call.arguments.items() if name not in ("weights", "overlap")
         }
         try:

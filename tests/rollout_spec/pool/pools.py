@@ -33,6 +33,7 @@ def model() -> TinyModel:
 
 
 def new_pool(num_engines: int = 2, config: EngineConfig = PLAIN, **options: Any) -> RolloutPool:
+    options.setdefault("resources_per_engine", {"CPU": 0.1})  # so that several pools fit at a time
     return RolloutPool((model().config, model().params), config, num_engines, **options)
 
 
@@ -125,3 +126,8 @@ def new_engine_outputs(params: Any, prompts: Sequence[Any], sampling: Any) -> li
         return single_engine().generate(prompts, sampling)
     finally:
         single_engine().update_weights(model().params)
+
+
+def pool_of(build: Callable[[], RolloutEngine], num_engines: int, **options: Any) -> RolloutPool:
+    """A pool of engines that a function builds in the actor."""
+    return RolloutPool(build, num_engines=num_engines, resources_per_engine={"CPU": 0.1}, **options)

@@ -40,7 +40,7 @@ def test_tokens_are_those_of_one_engine(pool: RolloutPool) -> None:
 
 def test_three_engines_drafting_generate_the_same() -> None:
     prompts, sampling = pools.requests()
-    with pools.new_pool(3, pools.CONFIG, resources_per_engine={"CPU": 0.1}, history_every_s=0.1) as three:
+    with pools.new_pool(3, pools.CONFIG, history_every_s=0.1) as three:
         pools.assert_same(three.generate(prompts, sampling), pools.expected(prompts, sampling))
         pools.assert_same(three.generate(prompts, sampling), pools.expected(prompts, sampling))
 
@@ -101,6 +101,7 @@ def test_a_generator_is_read_only_so_far_as_there_is_use_for_it(pool: RolloutPoo
 
 
 def test_faulty_prompts_and_values_are_refused_before_anything_runs(pool: RolloutPool) -> None:
+    pools.wait_until(lambda: pool.stats().running + pool.stats().waiting == 0)
     finished = pool.stats().requests_finished
     with pytest.raises(PromptError):
         pool.generate([[1, 2], [999]])
@@ -205,9 +206,9 @@ def test_over_provisioning_carries_what_is_unfinished(pool: RolloutPool) -> None
             np.testing.assert_array_equal(completion.weight_versions[:count], start.weight_versions)
 
 
-def test_scaling_while_it_runs(pool: RolloutPool) -> None:
+def test_scaling_while_it_runs() -> None:
     prompts, sampling = pools.requests(24, tokens=70)
-    with pools.new_pool(1, resources_per_engine={"CPU": 0.1}) as growing:
+    with pools.new_pool(1) as growing:
         stream = growing.stream(prompts, sampling)
         outputs = [next(stream)]
         growing.scale(3)
