@@ -118,7 +118,15 @@ def simulate(
     def work(index: int, done: int) -> Work:
         one = samples[index]
         expected = lengths.expected(one.group, max_tokens)
-        return Work(index, one.group, one.prompt_tokens, max_tokens, expected, done)
+        return Work(
+            index,
+            one.group,
+            one.prompt_tokens,
+            max_tokens,
+            expected,
+            done,
+            known=lengths.knows(one.group),
+        )
 
     for index in range(len(samples)):
         scheduler.add(work(index, 0))
@@ -138,7 +146,7 @@ def simulate(
             _catch_up(engines[number], now)
             engines[number].queue.append((int(given.key), 0))  # type: ignore[call-overload]
             touched.add(number)
-        if not scheduler.waiting and now >= last_moves + 0.2:
+        if now >= last_moves + 0.2:
             last_moves = now
             for engine in engines:
                 for index, done in engine.running.items():
@@ -175,6 +183,7 @@ def simulate(
             del engine.running[index]
             scheduler.discard(index)
             lengths.record(samples[index].group, samples[index].tokens)
+            scheduler.expect(samples[index].group, lengths.expected(samples[index].group, max_tokens))
             unfinished -= 1
         dispatch({number})
     return Outcome(now, _utilisation(cluster, samples, now), moved)

@@ -21,10 +21,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from examples.grpo import Settings, schedule
+from examples.grpo import Settings, Task, schedule
 from examples.reasoner.grpo import FULL, MAX_SEQ_LEN, PROBLEMS_SEED, QUICK, make_optimizer, row_lengths
 from examples.reasoner.model import CHECKPOINT
-from examples.reasoner.tasks import Problem, problems
+from examples.reasoner.tasks import problems
 from examples.trainer import Objective, Trainer
 from rollout_spec import DraftConfig, EngineConfig, RolloutOutput, RolloutPool, SamplingParams
 from rollout_spec.loading import load_model
@@ -46,7 +46,7 @@ class StepRecord:
     update_s: float
 
 
-def begin(pool: RolloutPool, batch: Sequence[Problem], settings: Settings, step: int) -> list[PoolRequest]:
+def begin(pool: RolloutPool, batch: Sequence[Task], settings: Settings, step: int) -> list[PoolRequest]:
     """Submits a step's prompts."""
     return [
         pool.submit(

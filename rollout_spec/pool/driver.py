@@ -22,6 +22,7 @@ from .fleet import Fleet, FleetEvents, Handle
 from .history import TextBatch
 from .lengths import LengthHistory
 from .messages import Abort, Ended, Key, LearntText, Report, Sample, Submit
+from .options import Limits, Sharing
 from .placement import Places
 from .requests import PoolRequest, nothing_yet
 from .scheduling import Scheduler, Work
@@ -33,30 +34,6 @@ _Result = TypeVar("_Result")
 _TICK_S = 0.1
 _MOVES_EVERY_S = 0.2
 _ALONE_FROM = 2  # losses after which a sample runs with nothing beside it, which shows whose fault they are
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How patient the pool is.
-
-    max_retries: how often a sample runs again after its engine was lost or its step failed. max_start_tries: engines in
-    a row that may be lost at a place before they serve. health_deadline_s: for one step or update; start_deadline_s:
-    for building an engine.
-    """
-
-    max_retries: int = 3
-    max_start_tries: int = 3
-    health_deadline_s: float = 600.0
-    start_deadline_s: float = 1800.0
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """How engines share history. every_s: seconds between rounds; budget_bytes: of one round, 4 a token."""
-
-    on: bool = True
-    every_s: float = 2.0
-    budget_bytes: int = 1 << 20
 
 
 @dataclass(eq=False)
@@ -343,6 +320,7 @@ class Driver:
             expected_tokens=self.lengths.expected(sample.group_id, limit),
             done_tokens=done,
             alone=running.strikes >= _ALONE_FROM,
+            known=self.lengths.knows(sample.group_id),
         )
         target, running.target = running.target, None
         if target is not None and self.scheduler.place(work, target):
@@ -423,6 +401,8 @@ class Driver:
         request.missing -= 1
         if completion.finish_reason != "abort":
             self.lengths.record(request.group_id, len(completion.token_ids))
+            expected = self.lengths.expected(request.group_id, running.sample.sampling.max_tokens)
+            self.scheduler.expect(request.group_id, expected)
             if self.sharing.on and self._keeper is not None:
                 at = -1 if engine is None else engine
                 self._texts.add(

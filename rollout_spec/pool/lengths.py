@@ -28,6 +28,10 @@ class LengthHistory:
         if len(self._by_prompt) > _MOST_PROMPTS:
             self._by_prompt.popitem(last=False)
 
+    def knows(self, prompt: Hashable) -> bool:
+        """Whether a completion of `prompt` was seen."""
+        return prompt in self._by_prompt
+
     def expected(self, prompt: Hashable, max_tokens: int) -> float:
         """Tokens of the next completion of `prompt`, at most max_tokens; that many before any was seen."""
         if self._count == 0:

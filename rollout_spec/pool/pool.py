@@ -82,7 +82,8 @@ class RolloutPool:
             raise MissingExtraError(
                 "RolloutPool runs engines as Ray actors and ray isn't installed: pip install 'rollout-spec[ray]'"
             ) from error
-        from .driver import Driver, Limits, Sharing
+        from .driver import Driver
+        from .options import Limits, Sharing
         from .placement import Places
         from .sources import maker
 

@@ -307,18 +307,17 @@ class EngineRunner:
     def _apply_update(self) -> None:
         update = self._updates.pop(0)
         call = update.call
-        arguments: dict[str, Any] = {
-            name: value for name, value in call.arguments.items() if name not in ("weights", "overlap")
-        }
+        arguments: dict[str, Any] = dict(call.arguments)
+        del arguments["weights"]
+        arguments.pop("overlap", None)
         try:
             with self._during("an update"):
                 if update.error is not None:
                     raise update.error
                 staged = update.weights is not None
                 weights = update.weights if staged else call.arguments["weights"]()
-                report = self.engine.update_weights(
-                    weights, **arguments, **({"donate": True} if staged else {})
-                )
+                arguments["donate"] = staged
+                report = self.engine.update_weights(weights, **arguments)
                 report = dataclasses.replace(report, fingerprint=Fingerprint(""))
         except Exception as error:
             self._say(answers=[Answer(call.number, error=_portable(error))])

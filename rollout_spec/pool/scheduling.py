@@ -3,9 +3,10 @@
 A *work* is one sample of a request. Works of a group share their prompt and history, so that a group has a home
 engine; works leave it only where that pays. Engines with the fewest works are served first:
 
-1. from the groups at home with them, the longest expected work first;
-2. from the groups without a home, the one with the most expected work first;
-3. from the waiting works of the engine that has most, where sharing them is worth computing the prompt again.
+1. one work of each group of which no length is known: what becomes of it tells what the others will take;
+2. from the groups at home with them, the one with the most expected work first;
+3. from the groups without a home, in the same order;
+4. from the groups at home elsewhere, where sharing them is worth computing the prompt again.
 
 When nothing waits any more, `moves` names running works that should end on another engine.
 """
@@ -22,6 +23,7 @@ PREFILL_COST = 0.25
 """What computing a token of a prompt costs, in sampled tokens: they go through the model many at a time."""
 
 _MOST_MOVES = 3
+_OUTLIVED = 1.25  # a sibling's length so far, against what is expected of the others
 _SLOW = 2.0  # so many times slower than the receiving engine
 
 
@@ -40,11 +42,15 @@ class Work:
     expected_tokens: float
     done_tokens: int = 0
     alone: bool = False
+    known: bool = True
+    """Lengths of its group were seen before."""
     engine: int | None = None
     """Where it runs, or is on its way to."""
     moves: int = 0
     leaving: bool = False
     """It was asked back, to end on another engine."""
+    target: int | None = None
+    """Where it shall end, while it is leaving."""
 
     @property
     def context_tokens(self) -> int:
@@ -86,6 +92,8 @@ class _Group:
     """Waiting works of a group, the longest expected first."""
 
     home: int | None = None
+    unknown: bool = False
+    """No length is known, and no work of it runs yet."""
     works: dict[Hashable, Work] = field(default_factory=dict)
     expected_tokens: float = 0.0
     _heap: list[tuple[float, int, Hashable]] = field(default_factory=list)
@@ -97,6 +105,12 @@ class _Group:
 
     def remove(self, key: Hashable) -> None:
         self.expected_tokens -= self.works.pop(key).remaining_tokens
+
+    def expect(self, tokens: float) -> None:
+        """Its works are now expected to take so many tokens."""
+        for work in self.works.values():
+            work.expected_tokens = min(tokens, float(work.max_tokens))
+        self.expected_tokens = sum(work.remaining_tokens for work in self.works.values())
 
     def longest(self) -> Work:
         while self._heap[0][2] not in self.works:
@@ -125,6 +139,7 @@ class Scheduler:
         self.works: dict[Hashable, Work] = {}
         self._groups: dict[Hashable, _Group] = {}
         self._homeless: list[tuple[float, int, Hashable]] = []
+        self._unknown: deque[Hashable] = deque()
         self._alone: deque[Work] = deque()
         self._order = itertools.count()
         self._waiting = 0
@@ -184,7 +199,11 @@ class Scheduler:
         if work.alone:
             self._alone.append(work)
             return
-        group = self._groups.setdefault(work.group, _Group())
+        group = self._groups.get(work.group)
+        if group is None:
+            group = self._groups[work.group] = _Group(unknown=not work.known)
+            if group.unknown:
+                self._unknown.append(work.group)
         group.add(work, next(self._order))
         self._queue(work.group, group)
 
@@ -220,8 +239,21 @@ class Scheduler:
     def progress(self, key: Hashable, done_tokens: int) -> None:
         """A running work has so many tokens."""
         work = self.works.get(key)
-        if work is not None:
-            work.done_tokens = max(work.done_tokens, done_tokens)
+        if work is None:
+            return
+        work.done_tokens = max(work.done_tokens, done_tokens)
+        group = self._groups.get(work.group)
+        if group is not None and not work.known and group.works:
+            waiting = next(iter(group.works.values()))
+            if _OUTLIVED * work.done_tokens > waiting.expected_tokens:
+                self.expect(work.group, 2 * work.done_tokens)
+
+    def expect(self, group_id: Hashable, tokens: float) -> None:
+        """Waiting works of a group are now expected to take so many tokens, prompt not counted."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            group.expect(tokens)
+            self._queue(group_id, group)
 
     # Decisions
 
@@ -261,6 +293,10 @@ class Scheduler:
             if not load.exclusive
         }
         arriving = dict.fromkeys(counts, 0)
+        for load in self.engines.values():
+            for work in load.running.values():
+                if work.leaving and work.target in arriving:
+                    arriving[work.target] += 1
         found: list[Move] = []
         receivers = [number for number in counts if self.engines[number].open]
         if not receivers or len(counts) < 2:
@@ -274,7 +310,7 @@ class Scheduler:
             if best is None:
                 return found
             _, source, work = best
-            work.leaving = True
+            work.leaving, work.target = True, target
             work.moves += 1
             counts[source] -= 1
             arriving[target] += 1
@@ -319,17 +355,27 @@ class Scheduler:
             heapq.heappush(self._homeless if home is None else home.homes, entry)
 
     def _take(self, number: int, load: EngineLoad) -> Work | None:
-        group_id = self._first(load.homes, number)
+        group_id = self._first_unknown()
+        if group_id is None:
+            group_id = self._first(load.homes, number)
         if group_id is None:
             group_id = self._first(self._homeless, None)
         if group_id is not None:
             group = self._groups[group_id]
-            group.home = number
+            group.home, group.unknown = number, False
             work = group.longest()
             self._drop(work)
             self._queue(group_id, group)
             return work
         return self._take_from_others(number, load)
+
+    def _first_unknown(self) -> Hashable | None:
+        while self._unknown:
+            group_id = self._unknown.popleft()
+            group = self._groups.get(group_id)
+            if group is not None and group.works and group.unknown:
+                return group_id
+        return None
 
     def _first(self, heap: list[tuple[float, int, Hashable]], home: int | None) -> Hashable | None:
         """Takes the first group off a heap whose entry still holds: it waits, and is at home there."""
@@ -341,7 +387,7 @@ class Scheduler:
         return None
 
     def _take_from_others(self, number: int, load: EngineLoad) -> Work | None:
-        best: tuple[int, int, Hashable] | None = None
+        best: tuple[float, int, Hashable] | None = None
         for other, donor in self.engines.items():
             if other == number:
                 continue
@@ -350,14 +396,15 @@ class Scheduler:
                 if group is not None and group.works and group.home == other:
                     break
                 heapq.heappop(donor.homes)
-            if donor.homes and (best is None or len(donor.running) > best[0]):
-                best = (len(donor.running), other, donor.homes[0][2])
+            if donor.homes and (best is None or donor.homes[0][0] < best[0]):
+                best = (donor.homes[0][0], other, donor.homes[0][2])
         if best is None:
             return None
-        running, other, group_id = best
+        _, other, group_id = best
         group = self._groups[group_id]
         work = group.longest()
         donor = self.engines[other]
+        running = len(donor.running)
         # With its slots full, the other engine would run it later, not beside the others.
         if running < donor.slots and not _pays(work, running - len(load.running)):
             return None

@@ -54,8 +54,8 @@ def third_party_imports(folder: str) -> dict[str, str]:
         ("rollout_spec", names(PROJECT["dependencies"]) | extras("ray")),
         ("kernels", names(PROJECT["dependencies"])),
         ("examples", names(PROJECT["dependencies"]) | extras("demo")),
-        ("benchmarks", names(PROJECT["dependencies"]) | extras("demo", "compare")),
-        ("tests", names(PROJECT["dependencies"]) | extras("dev", "demo", "compare")),
+        ("benchmarks", names(PROJECT["dependencies"]) | extras("demo", "ray", "compare")),
+        ("tests", names(PROJECT["dependencies"]) | extras("dev", "demo", "ray", "compare")),
     ],
 )
 def test_imports_are_declared(folder: str, allowed: set[str]) -> None:
