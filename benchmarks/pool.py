@@ -192,7 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args(arguments)
-    ray.init(num_cpus=2, object_store_memory=3 << 30, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        address="local", num_cpus=2, object_store_memory=3 << 30, include_dashboard=False, log_to_driver=False
+    )
     path = options.output / "pool.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if "overhead" in options.parts:

@@ -14,6 +14,7 @@ jax.devices()  # this process's threads are made before Ray's
 @pytest.fixture(scope="session")
 def ray_on_2_cpus() -> Iterator[None]:
     ray.init(
+        address="local",
         num_cpus=2,
         resources={"TPU": 4},
         object_store_memory=256 << 20,
