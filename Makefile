@@ -6,6 +6,7 @@
 #                      benchmarks/results/ and plots)
 #   make rivals        beside transformers and Tunix's sampler (needs torch and google-tunix)
 #   make test-latest   the tests again with Python 3.12 and the newest jax that pyproject.toml admits
+#   make test-tpu      compiles the kernels for five TPU chips, which needs none of them (CHIPS=v5e,v6e for fewer)
 #   make test-torch    the tests that compare live with torch and transformers
 # PYTHON=/path/to/python picks an interpreter, ARGS="..." goes to the program that a target runs.
 
@@ -13,6 +14,8 @@ VENV ?= .venv
 VENV_TORCH ?= .venv-torch
 VENV_LATEST ?= .venv-latest
 VENV_TUNIX ?= .venv-tunix
+VENV_TPU ?= .venv-tpu
+CHIPS ?= v4,v5e,v5p,v6e,tpu7x
 ARGS ?=
 WORKERS ?= 2
 TYPE_CHECKED = rollout_spec kernels examples benchmarks
@@ -24,7 +27,7 @@ TRANSFORMERS = transformers>=5,<6 accelerate>=1,<2
 # Whatever environment the caller has activated, ours are used.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test lint format bench rivals test-latest test-torch clean
+.PHONY: help demo test lint format bench rivals test-latest test-torch test-tpu clean
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -57,6 +60,9 @@ test-latest: $(VENV_LATEST)/.installed-latest
 test-torch: $(VENV_TORCH)/.installed-torch
 	$(VENV_TORCH)/bin/python -m pytest -n $(WORKERS) -m torch $(ARGS)
 
+test-tpu: $(VENV_TPU)/.installed-tpu
+	$(VENV_TPU)/bin/python -m benchmarks.kernels --compile-only --chips $(CHIPS)
+
 # A stamp is newer than pyproject.toml once its environment holds what that file lists.
 $(VENV)/.installed-demo: pyproject.toml
 	@scripts/make_venv.sh $(VENV) demo
@@ -78,5 +84,9 @@ $(VENV_TUNIX)/.installed-tunix: Makefile
 	@scripts/make_venv.sh $(VENV_TUNIX) demo 3.12 3.11 -- "google-tunix==0.1.7"
 	@touch $@
 
+$(VENV_TPU)/.installed-tpu: pyproject.toml
+	@scripts/make_venv.sh $(VENV_TPU) tpu
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV_TORCH) $(VENV_LATEST) $(VENV_TUNIX) build dist outputs .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_TPU) $(VENV_TORCH) $(VENV_LATEST) $(VENV_TUNIX) build dist outputs .cache .pytest_cache .mypy_cache .ruff_cache

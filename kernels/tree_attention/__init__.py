@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
-from ..backend import compiled_or_interpreted, resolve_backend
+from ..backend import interpret_mode, resolve_backend
 from .limits import check_limits
 from .reference import tree_paged_attention_reference
 from .tuning import choose_blocks
@@ -95,8 +93,12 @@ def tree_paged_attention(
             tree_paged_attention_pallas,  # Pallas takes a while to import, and a CPU never needs it
         )
 
-        kernel = functools.partial(
-            tree_paged_attention_pallas,
+        arrays = (q, k, v, kv_pages, kv_lens, page_table, cu_q_lens, ancestors, num_seqs)
+        return tree_paged_attention_pallas(
+            *arrays,
+            sinks,
+            key_scale,
+            value_scale,
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
@@ -108,9 +110,8 @@ def tree_paged_attention(
                 page_size=kv_pages.shape[3],
                 pages_per_sequence=page_table.shape[1],
             ),
+            interpret=interpret_mode(),
         )
-        arrays = (q, k, v, kv_pages, kv_lens, page_table, cu_q_lens, ancestors, num_seqs)
-        return compiled_or_interpreted(kernel, *arrays, sinks, key_scale, value_scale)
     return tree_paged_attention_reference(
         q,
         k,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -134,7 +134,7 @@ def tree_paged_attention_pallas(
         ],
         scratch_shapes=_scratch(sizes, q.dtype, k.dtype, kv_pages.dtype),
         input_output_aliases={pages_index: 1},
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=32 << 20),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=32 << 20, disable_bounds_checks=True),
         interpret=interpret,
     )(*scalars, *floats, q, k, v, lane_rows(rows), kv_pages)
 
@@ -293,19 +293,22 @@ def _attend_phase(
 
     def live_pages(task: Any) -> tuple[Any, Any]:
         """The first page of which any token of the task sees anything, and the one behind the last."""
-        end = (tasks.end_position[task] + s.page_size - 1) // s.page_size
-        return tasks.first_position[task] // s.page_size, end
+        end = _divide(tasks.end_position[task] + s.page_size - 1, s.page_size)
+        return _divide(tasks.first_position[task], s.page_size), end
 
-    def start_block(task: Any, block: Any, slot: Any) -> None:
-        """Starts a copy a page: of no heads, so of nothing, for a page that isn't live."""
+    def page_starts(task: Any, block: Any, slot: Any) -> list[Callable[[], None]]:
+        """Each starts the copy of a page: of no heads, so of nothing, for a page that isn't live."""
         table_start = tasks.sequence[task] * s.pages_per_sequence
         first_page, end_page = live_pages(task)
-        for index in range(s.block_pages):
+
+        def start_page(index: int) -> None:
             page = block * s.block_pages + index
             heads = pl.ds(0, jnp.where((page >= first_page) & (page < end_page), s.num_kv_heads, 0))
             number = page_table[table_start + jnp.minimum(page, s.pages_per_sequence - 1)]
             target = block_buffer.at[slot, :, index, heads]
             pltpu.make_async_copy(pages.at[:, number, heads], target, block_semaphores.at[slot]).start()
+
+        return [functools.partial(start_page, index) for index in range(s.block_pages)]
 
     def wait_for_block(task: Any, block: Any, slot: Any) -> None:
         """Waits once for the bytes of all its live pages."""
@@ -333,13 +336,14 @@ def _attend_phase(
         return pltpu.make_async_copy(out_buffer.at[pl.ds(0, length)], target, out_semaphore)
 
     def first_block(task: Any) -> Any:
-        return tasks.first_position[task] // s.block_keys
+        return _divide(tasks.first_position[task], s.block_keys)
 
     @pl.when(count > 0)
     def _() -> None:
         for copy in query_copies(0):
             copy.start()
-        start_block(0, first_block(0), 0)
+        for start_page in page_starts(0, first_block(0), 0):
+            start_page()
 
     def attend_task(task: Any, slot: Any) -> Any:
         for copy in query_copies(task):
@@ -349,19 +353,21 @@ def _attend_phase(
         _queries_by_head(s, query_buffer.at[task % 2], row_buffer.at[task % 2], wide, by_head, seen)
         _start_softmax(s, sinks, k_scale, largest, total, weighted)
         end = tasks.end_position[task]
-        end_block = (end + s.block_keys - 1) // s.block_keys
+        end_block = _divide(end + s.block_keys - 1, s.block_keys)
         new_from = first_new[tasks.sequence[task]]
 
         def attend_block(block: Any, slot: Any) -> Any:
             is_last = block + 1 == end_block
             next_task = jnp.where(is_last, task + 1, task)
             next_block = jnp.where(is_last, first_block(task + 1), block + 1)
-            start_block(next_task, next_block, 1 - slot)
             wait_for_block(task, block, slot)
             start = block * s.block_keys
             _hide_dead_rows(s, block_buffer, slot, tasks.first_position[task] - start, end - start)
+            starts = page_starts(next_task, next_block, 1 - slot)
             keys, values = block_buffer.at[slot, 0], block_buffer.at[slot, 1]
-            _attend_block(s, start, new_from, k_scale, by_head, seen, keys, values, largest, total, weighted)
+            _attend_block(
+                s, start, new_from, k_scale, by_head, seen, keys, values, largest, total, weighted, starts
+            )
             return 1 - slot
 
         slot = lax.fori_loop(first_block(task), end_block, attend_block, slot)
@@ -379,6 +385,11 @@ def _attend_phase(
     @pl.when(count > 0)
     def _() -> None:
         out_copy(count - 1).wait()
+
+
+def _divide(value: Any, power_of_two: int) -> Any:
+    """value // power_of_two for a value that isn't negative, in one instruction."""
+    return lax.shift_right_logical(value, jnp.int32(power_of_two.bit_length() - 1))
 
 
 def _queries_by_head(sizes: _Sizes, queries: Any, rows: Any, wide: Any, by_head: Any, seen: Any) -> None:
@@ -445,13 +456,25 @@ def _attend_block(
     largest: Any,
     total: Any,
     weighted: Any,
+    page_starts: Sequence[Callable[[], None]],
 ) -> None:
-    """One block of keys and values [pages, Hk, page_size, D] from position `start` on, for all heads."""
+    """One block of keys and values [pages, Hk, page_size, D] from position `start` on, for all heads.
+
+    The next block's copies are started between the heads' matmuls, where their scalar work costs no bundles.
+    """
     s = sizes
+    ends = [len(page_starts) * head // s.num_kv_heads for head in range(s.num_kv_heads + 1)]
+
+    def scores_of(head: int) -> jax.Array:
+        scores = _matmul(by_head[head], _rows_of(s, keys, head), contract_rhs=1)
+        for start_page in page_starts[ends[head] : ends[head + 1]]:
+            start_page()
+        return scores
+
     visible = _visible(s, start, new_from, seen)
     for first in range(0, s.num_kv_heads, s.stage_heads):
         heads = range(first, min(first + s.stage_heads, s.num_kv_heads))
-        scores = [_scores(s, by_head[head], _rows_of(s, keys, head)) for head in heads]
+        scores = [scores_of(head) for head in heads]
         weights, shrinks = [], []
         for head, score in zip(heads, scores, strict=True):
             masked = _masked(s, score, k_scale[head], visible)
@@ -473,10 +496,6 @@ def _rows_of(sizes: _Sizes, block: Any, head: int) -> jax.Array:
     """[keys, D] of one head, in the type that matmuls work in."""
     pages = block[:, head].astype(sizes.compute_dtype)
     return pages.reshape(sizes.block_keys, sizes.head_dim)
-
-
-def _scores(sizes: _Sizes, queries: jax.Array, keys: jax.Array) -> jax.Array:
-    return _matmul(queries, keys, contract_rhs=1)
 
 
 def _matmul(lhs: jax.Array, rhs: jax.Array, contract_rhs: int) -> jax.Array:

@@ -1,0 +1,94 @@
+"""The calls of TPU kernels that are compiled and counted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rollout_spec.kernels import kv_pages_shape
+from rollout_spec.kernels.tree_attention import tree_paged_attention
+
+Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+SEQUENCES = 16
+CACHED_TOKENS = 2048
+PAGE_SIZE = 64
+
+
+def attention(
+    *,
+    tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    sequences: int = SEQUENCES,
+    page_size: int = PAGE_SIZE,
+    dtype: Any = jnp.bfloat16,
+    cache_dtype: Any = jnp.bfloat16,
+    sinks: bool = False,
+    **options: Any,
+) -> Case:
+    """A call of `tokens` tokens for each of `sequences` sequences with CACHED_TOKENS cached."""
+    array = jax.ShapeDtypeStruct
+    total, pages = sequences * tokens, -(-(CACHED_TOKENS + tokens) // page_size)
+    arguments = (
+        array((total, num_heads, head_dim), dtype),
+        array((total, num_kv_heads, head_dim), dtype),
+        array((total, num_kv_heads, head_dim), dtype),
+        array(kv_pages_shape(sequences * pages, page_size, num_kv_heads, head_dim, cache_dtype), cache_dtype),
+        array((sequences,), jnp.int32),
+        array((sequences, pages), jnp.int32),
+        array((sequences + 1,), jnp.int32),
+        array((total, 2), jnp.uint32),
+        array((1,), jnp.int32),
+        *([array((num_heads,), jnp.float32)] if sinks else []),
+    )
+    call = functools.partial(tree_paged_attention, scale=head_dim**-0.5, backend="pallas", **options)
+
+    def with_sinks(*given: Any) -> Any:
+        return call(*given[:9], sinks=given[9])
+
+    return (with_sinks if sinks else call), arguments, {"donate_argnums": 3}
+
+
+_llama = functools.partial(attention, num_heads=32, num_kv_heads=8, head_dim=128)
+_gemma = functools.partial(attention, num_heads=8, num_kv_heads=4, head_dim=256)
+
+MEASURED: dict[str, Callable[[], Case]] = {
+    "A": lambda: _llama(tokens=8),
+    "B": lambda: _llama(tokens=64),
+    "C": lambda: _llama(tokens=1),
+}
+MODELS: dict[str, Callable[[], Case]] = {
+    "Qwen3-8B, trees": lambda: _llama(tokens=8, page_size=16),
+    "Llama-3.1-8B, single tokens": lambda: _llama(tokens=1, page_size=128),
+    "Llama-3.1-8B, prompt": lambda: _llama(tokens=512, sequences=2),
+    "Qwen3-30B-A3B": lambda: attention(tokens=8, num_heads=32, num_kv_heads=4, head_dim=128),
+    "Gemma-3-4B, window": lambda: _gemma(tokens=8, sliding_window=1024),
+    "Gemma-3-4B, float32": lambda: _gemma(tokens=8, dtype=jnp.float32, cache_dtype=jnp.float32, page_size=32),
+    "heads of 64, sinks and soft cap": lambda: attention(
+        tokens=8, num_heads=64, num_kv_heads=8, head_dim=64, sinks=True, soft_cap=30.0, sliding_window=128
+    ),
+    "int8 cache": lambda: _llama(tokens=8, cache_dtype=jnp.int8, page_size=32, k_scale=0.1, v_scale=0.1),
+    "fp8 cache": lambda: _llama(tokens=8, cache_dtype=jnp.float8_e4m3fn, k_scale=0.1, v_scale=0.1),
+}
+CASES = MEASURED | MODELS
+
+
+def hbm_bytes(*, tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    """(what a bf16 call moves between HBM and core, the least possible), in bytes, for the measured cases.
+
+    The least reads each live page, the queries and the new keys and values once, and writes the output and the new
+    keys and values. The kernel also reads and writes the 16-row groups of a page that new rows lie in, and 512 bytes
+    a token that say what it sees.
+    """
+    token_bytes = num_kv_heads * head_dim * 2 * 2
+    pages = -(-(CACHED_TOKENS + tokens) // PAGE_SIZE)
+    least = pages * PAGE_SIZE * token_bytes + tokens * (2 * token_bytes + 2 * num_heads * head_dim * 2)
+    groups = -(-tokens // 16)
+    replaced_whole = tokens // 16
+    moved = least - tokens * token_bytes + (2 * groups - replaced_whole) * 16 * token_bytes + tokens * 512
+    return SEQUENCES * moved, SEQUENCES * least
