@@ -22,9 +22,10 @@ AT_MOST = {
     "A": {"v4": 1700, "v5e": 1250, "v5p": 1250, "v6e": 1100, "tpu7x": 1050},
     "B": {"v6e": 8 * 700},
     "C": {"v5e": 700, "v6e": 700},
+    "D": {"v6e": 1000},
 }
 """Bundles a sequence and block that we set out to need; B's are for 64 tokens."""
-TOKENS = {"A": 8, "B": 64, "C": 1}
+TOKENS = {"A": 8, "B": 64, "C": 1, "D": 8}
 
 
 @dataclasses.dataclass(frozen=True)

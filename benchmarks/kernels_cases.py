@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rollout_spec.kernels import kv_pages_shape
+from rollout_spec.kernels import kv_pages_shape, latent_pages_shape, mla_tree_attention
 from rollout_spec.kernels.tree_attention import tree_paged_attention
 
 Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -54,6 +54,29 @@ def attention(
     return (with_sinks if sinks else call), arguments, {"donate_argnums": 3}
 
 
+def latent_attention(*, tokens: int, num_heads: int, sequences: int = SEQUENCES) -> Case:
+    """The same over DeepSeek's latent cache, in bf16."""
+    array, bf16 = jax.ShapeDtypeStruct, jnp.bfloat16
+    total, pages = sequences * tokens, -(-(CACHED_TOKENS + tokens) // PAGE_SIZE)
+    arguments = (
+        array((total, num_heads, 512), bf16),
+        array((total, num_heads, 64), bf16),
+        array((total, 512), bf16),
+        array((total, 64), bf16),
+        array(latent_pages_shape(sequences * pages, PAGE_SIZE, 512, 64), bf16),
+        array((sequences,), jnp.int32),
+        array((sequences, pages), jnp.int32),
+        array((sequences + 1,), jnp.int32),
+        array((total, 2), jnp.uint32),
+        array((1,), jnp.int32),
+    )
+    return (
+        functools.partial(mla_tree_attention, scale=192**-0.5, backend="pallas"),
+        arguments,
+        {"donate_argnums": 4},
+    )
+
+
 _llama = functools.partial(attention, num_heads=32, num_kv_heads=8, head_dim=128)
 _gemma = functools.partial(attention, num_heads=8, num_kv_heads=4, head_dim=256)
 
@@ -61,6 +84,7 @@ MEASURED: dict[str, Callable[[], Case]] = {
     "A": lambda: _llama(tokens=8),
     "B": lambda: _llama(tokens=64),
     "C": lambda: _llama(tokens=1),
+    "D": lambda: latent_attention(tokens=8, num_heads=16),
 }
 MODELS: dict[str, Callable[[], Case]] = {
     "Qwen3-8B, trees": lambda: _llama(tokens=8, page_size=16),
@@ -72,6 +96,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "heads of 64, sinks and soft cap": lambda: attention(
         tokens=8, num_heads=64, num_kv_heads=8, head_dim=64, sinks=True, soft_cap=30.0, sliding_window=128
     ),
+    "DeepSeek-V3, single tokens": lambda: latent_attention(tokens=1, num_heads=16),
     "int8 cache": lambda: _llama(tokens=8, cache_dtype=jnp.int8, page_size=32, k_scale=0.1, v_scale=0.1),
     "fp8 cache": lambda: _llama(tokens=8, cache_dtype=jnp.float8_e4m3fn, k_scale=0.1, v_scale=0.1),
 }

@@ -114,6 +114,7 @@ def _compile_here(chip: str, module: str, case: str, dump: Path) -> dict:
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
     os.environ["TPU_ACCELERATOR_TYPE"] = "v6e-4"
     os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is no chip that two processes could fight for
     import jax
     from jax.experimental import topologies
 

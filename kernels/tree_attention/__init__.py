@@ -93,15 +93,22 @@ def tree_paged_attention(
             tree_paged_attention_pallas,  # Pallas takes a while to import, and a CPU never needs it
         )
 
-        arrays = (q, k, v, kv_pages, kv_lens, page_table, cu_q_lens, ancestors, num_seqs)
         return tree_paged_attention_pallas(
-            *arrays,
+            q,
+            (k, v),
+            kv_pages,
+            kv_lens,
+            page_table,
+            cu_q_lens,
+            ancestors,
+            num_seqs,
             sinks,
             key_scale,
             value_scale,
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            value_dim=q.shape[2],
             blocks=choose_blocks(
                 tokens_per_sequence=-(-q.shape[0] // page_table.shape[0]),
                 num_heads=q.shape[1],

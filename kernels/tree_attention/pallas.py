@@ -36,7 +36,10 @@ class _Sizes:
     tile: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
+    parts: int
+    """What a page holds: 2, keys and values, or 1, rows whose first `value_dim` numbers are the values."""
     page_size: int
     pages_per_sequence: int
     block_pages: int
@@ -68,9 +71,8 @@ class _Sizes:
 
 def tree_paged_attention_pallas(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    kv_pages: jax.Array,
+    new_rows: Sequence[jax.Array],
+    pages: jax.Array,
     kv_lens: jax.Array,
     page_table: jax.Array,
     cu_q_lens: jax.Array,
@@ -83,24 +85,39 @@ def tree_paged_attention_pallas(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    value_dim: int,
     blocks: Blocks,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `rollout_spec.kernels.tree_paged_attention`. k_scale, v_scale: float32[Hk]."""
-    num_tokens, num_heads, head_dim = q.shape
-    num_sequences, pages = page_table.shape
-    _, _, num_kv_heads, page_size, _ = kv_pages.shape
-    compute_dtype = jnp.float32 if jnp.float32 in (q.dtype, kv_pages.dtype) else jnp.bfloat16
+    """See `rollout_spec.kernels.tree_paged_attention`, and `mla_tree_attention`, which is the same with one key head.
+
+    Args:
+        q: [T, Hq, K].
+        new_rows: (keys, values), each [T, Hk, K], or for latent attention only (rows,).
+        pages: [len(new_rows), pages, Hk, page_size, K].
+        k_scale, v_scale: float32[Hk].
+        value_dim: how many of a value row's K numbers are values.
+        interpret: what `pallas_call` takes.
+
+    Returns:
+        (out [T, Hq, value_dim], pages).
+    """
+    num_tokens, num_heads, key_dim = q.shape
+    num_sequences, pages_per_sequence = page_table.shape
+    parts, _, num_kv_heads, page_size, _ = pages.shape
+    compute_dtype = jnp.float32 if jnp.float32 in (q.dtype, pages.dtype) else jnp.bfloat16
     sizes = _Sizes(
         tile=query_tile(num_tokens, num_sequences, blocks.query_tokens),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        parts=parts,
         page_size=page_size,
-        pages_per_sequence=pages,
+        pages_per_sequence=pages_per_sequence,
         block_pages=max(1, blocks.keys // page_size),
         stage_heads=min(blocks.heads, num_kv_heads),
-        group_rows=min(page_size, 32 // kv_pages.dtype.itemsize),
+        group_rows=min(page_size, 32 // pages.dtype.itemsize),
         compute_dtype=compute_dtype,
         scale=scale,
         soft_cap=soft_cap,
@@ -118,44 +135,43 @@ def tree_paged_attention_pallas(
         group_rows=sizes.group_rows,
     )
     sink_rows = jnp.zeros((num_heads,), jnp.float32) if sinks is None else sinks.astype(jnp.float32)
-    scalars = [*queries, *writes, (kv_lens - (cu_q_lens[1:] - cu_q_lens[:-1])), page_table.reshape(-1)]
-    floats = [k_scale, v_scale, sink_rows]
-    in_smem = pl.BlockSpec(memory_space=pltpu.SMEM)
-    in_hbm = pl.BlockSpec(memory_space=pl.ANY)
-    pages_index = len(scalars) + len(floats) + 4
+    first_new = kv_lens - (cu_q_lens[1:] - cu_q_lens[:-1])
+    in_smem = [*queries, *writes, first_new, page_table.reshape(-1), k_scale, v_scale, sink_rows]
+    in_hbm = [q, lane_rows(rows), *new_rows, pages]
+    hbm = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
         functools.partial(_kernel, sizes),
         name="tree_paged_attention",
-        in_specs=[in_smem] * (len(scalars) + len(floats)) + [in_hbm] * 5,
-        out_specs=[in_hbm, in_hbm],
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM)] * len(in_smem) + [hbm] * len(in_hbm),
+        out_specs=[hbm, hbm],
         out_shape=[
-            jax.ShapeDtypeStruct(q.shape, q.dtype),
-            jax.ShapeDtypeStruct(kv_pages.shape, kv_pages.dtype),
+            jax.ShapeDtypeStruct((num_tokens, num_heads, value_dim), q.dtype),
+            jax.ShapeDtypeStruct(pages.shape, pages.dtype),
         ],
-        scratch_shapes=_scratch(sizes, q.dtype, k.dtype, kv_pages.dtype),
-        input_output_aliases={pages_index: 1},
+        scratch_shapes=_scratch(sizes, q.dtype, new_rows[0].dtype, pages.dtype),
+        input_output_aliases={len(in_smem) + len(in_hbm) - 1: 1},
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=32 << 20, disable_bounds_checks=True),
         interpret=interpret,
-    )(*scalars, *floats, q, k, v, lane_rows(rows), kv_pages)
+    )(*in_smem, *in_hbm)
 
 
 def _scratch(sizes: _Sizes, q_dtype: Any, k_dtype: Any, page_dtype: Any) -> list[Any]:
     s = sizes
-    heads, rows, dim = s.num_kv_heads, s.rows, s.head_dim
+    heads, rows, keys, values = s.num_kv_heads, s.rows, s.key_dim, s.value_dim
     return [
-        pltpu.VMEM((2, 2, s.block_pages, heads, s.page_size, dim), page_dtype),  # blocks of pages
-        pltpu.VMEM((2, s.tile, s.num_heads, dim), q_dtype),  # queries as they come
+        pltpu.VMEM((2, s.parts, s.block_pages, heads, s.page_size, keys), page_dtype),  # blocks of pages
+        pltpu.VMEM((2, s.tile, s.num_heads, keys), q_dtype),  # queries as they come
         pltpu.VMEM((2, s.tile, 1, LANES), jnp.int32),  # what they see, as it comes
-        pltpu.VMEM((s.tile, s.num_heads, dim), q_dtype),  # output as it goes
-        pltpu.VMEM((s.tile, s.num_heads, dim), jnp.float32),  # both, on the way between the two orders
-        pltpu.VMEM((heads, rows, dim), s.compute_dtype),  # queries by key head
+        pltpu.VMEM((s.tile, s.num_heads, values), q_dtype),  # output as it goes
+        pltpu.VMEM((s.tile, s.num_heads, keys), jnp.float32),  # both, on the way between the two orders
+        pltpu.VMEM((heads, rows, keys), s.compute_dtype),  # queries by key head
         pltpu.VMEM((4, s.mask_rows, LANES), jnp.int32),  # what they see, a register a field
         pltpu.VMEM((heads, rows, LANES), jnp.float32),  # largest score, the same in all lanes
         pltpu.VMEM((heads, rows, LANES), jnp.float32),  # sum of exponentials, a part a lane
-        pltpu.VMEM((heads, rows, dim), jnp.float32),  # weighted values
-        pltpu.VMEM((2, 2, heads, s.group_rows, dim), page_dtype),  # groups of rows that are written
-        pltpu.VMEM((2, 2, s.group_rows, heads, dim), k_dtype),  # new keys and values as they come
-        pltpu.VMEM((2, s.group_rows, heads, dim), jnp.float32),
+        pltpu.VMEM((heads, rows, values), jnp.float32),  # weighted values
+        pltpu.VMEM((2, s.parts, heads, s.group_rows, keys), page_dtype),  # groups of rows that are written
+        pltpu.VMEM((2, s.parts, s.group_rows, heads, keys), k_dtype),  # new keys and values as they come
+        pltpu.VMEM((s.parts, s.group_rows, heads, keys), jnp.float32),
         pltpu.SemaphoreType.DMA((2,)),  # blocks of pages
         pltpu.SemaphoreType.DMA((2,)),  # queries
         pltpu.SemaphoreType.DMA,  # output
@@ -167,8 +183,9 @@ def _scratch(sizes: _Sizes, q_dtype: Any, k_dtype: Any, page_dtype: Any) -> list
 def _kernel(sizes: _Sizes, *refs: Any) -> None:
     queries, refs = QueryTasks(*refs[:6]), refs[6:]
     writes, refs = WriteTasks(*refs[:6]), refs[6:]
-    (first_new, page_table, k_scale, v_scale, sinks, q, k, v, rows, _, out, pages, *scratch) = refs
-    _write_phase(sizes, writes, k_scale, v_scale, k, v, pages, *scratch[10:13], *scratch[16:18])
+    first_new, page_table, k_scale, v_scale, sinks, q, rows, *others = refs
+    new_rows, (_, out, pages, *scratch) = others[: sizes.parts], others[sizes.parts :]
+    _write_phase(sizes, writes, k_scale, v_scale, new_rows, pages, *scratch[10:13], *scratch[16:18])
     _attend_phase(
         sizes,
         queries,
@@ -191,8 +208,7 @@ def _write_phase(
     tasks: WriteTasks,
     k_scale: Any,
     v_scale: Any,
-    k: Any,
-    v: Any,
+    new_rows: Sequence[Any],
     pages: Any,
     group_buffer: Any,
     new_buffer: Any,
@@ -214,7 +230,7 @@ def _write_phase(
         start = pl.multiple_of(tasks.group[task] * group_rows, group_rows)
         old = pages.at[:, tasks.page[task], pl.ds(0, old_heads), pl.ds(start, group_rows)]
         copies = []
-        for index, new in enumerate((k, v)):
+        for index, new in enumerate(new_rows):
             target = new_buffer.at[slot, index, pl.ds(first, length)]
             source = new.at[pl.ds(tasks.token[task], length)]
             copies.append(pltpu.make_async_copy(source, target, read_semaphores.at[slot]))
@@ -244,9 +260,9 @@ def _write_phase(
 
         for copy in reads(task):
             copy.wait()
-        row = lax.broadcasted_iota(jnp.int32, (group_rows, sizes.head_dim), 0)
+        row = lax.broadcasted_iota(jnp.int32, (group_rows, sizes.key_dim), 0)
         is_new = (row >= first) & (row < first + length)
-        for index, scales in enumerate((k_scale, v_scale)):
+        for index, scales in enumerate((k_scale, v_scale)[: sizes.parts]):
             wide[index] = new_buffer[slot, index].astype(jnp.float32)
             for head in range(heads):
                 new = to_page_dtype(wide[index, :, head, :], scales[head], group_buffer.dtype)
@@ -364,7 +380,7 @@ def _attend_phase(
             start = block * s.block_keys
             _hide_dead_rows(s, block_buffer, slot, tasks.first_position[task] - start, end - start)
             starts = page_starts(next_task, next_block, 1 - slot)
-            keys, values = block_buffer.at[slot, 0], block_buffer.at[slot, 1]
+            keys, values = block_buffer.at[slot, 0], block_buffer.at[slot, s.parts - 1]
             _attend_block(
                 s, start, new_from, k_scale, by_head, seen, keys, values, largest, total, weighted, starts
             )
@@ -432,11 +448,13 @@ def _hide_dead_rows(sizes: _Sizes, block_buffer: Any, slot: Any, first: Any, end
     s = sizes
 
     def clear(page: Any, carry: None) -> None:
-        row = lax.broadcasted_iota(jnp.int32, (s.page_size, s.head_dim), 0) + page * s.page_size
+        row = lax.broadcasted_iota(jnp.int32, (s.page_size, s.key_dim), 0) + page * s.page_size
         live = (row >= first) & (row < end)
         for head in range(s.num_kv_heads):
-            values = block_buffer[slot, 1, page, head].astype(jnp.float32)
-            block_buffer[slot, 1, page, head] = jnp.where(live, values, 0.0).astype(block_buffer.dtype)
+            values = block_buffer[slot, s.parts - 1, page, head].astype(jnp.float32)
+            block_buffer[slot, s.parts - 1, page, head] = jnp.where(live, values, 0.0).astype(
+                block_buffer.dtype
+            )
 
     @pl.when((first > 0) | (end < s.block_keys))
     def _() -> None:
@@ -488,14 +506,14 @@ def _attend_block(
             weights.append(weight.astype(s.compute_dtype))
             shrinks.append(shrink)
         for head, weight, shrink in zip(heads, weights, shrinks, strict=True):
-            product = _matmul(weight, _rows_of(s, values, head), contract_rhs=0)
-            weighted[head] = weighted[head] * _repeat(shrink, s.head_dim) + product
+            product = _matmul(weight, _rows_of(s, values, head)[:, : s.value_dim], contract_rhs=0)
+            weighted[head] = weighted[head] * _repeat(shrink, s.value_dim) + product
 
 
 def _rows_of(sizes: _Sizes, block: Any, head: int) -> jax.Array:
     """[keys, D] of one head, in the type that matmuls work in."""
     pages = block[:, head].astype(sizes.compute_dtype)
-    return pages.reshape(sizes.block_keys, sizes.head_dim)
+    return pages.reshape(sizes.block_keys, sizes.key_dim)
 
 
 def _matmul(lhs: jax.Array, rhs: jax.Array, contract_rhs: int) -> jax.Array:
@@ -554,5 +572,5 @@ def _finish(sizes: _Sizes, v_scale: Any, total: Any, weighted: Any, wide: Any, o
     for kv_head in range(s.num_kv_heads):
         result = weighted[kv_head] * (v_scale[kv_head] / jnp.sum(total[kv_head], axis=1, keepdims=True))
         for index in range(s.group):
-            wide[:, kv_head * s.group + index, :] = result[index * s.tile : (index + 1) * s.tile]
-    out[...] = wide[...].astype(out.dtype)
+            wide[:, kv_head * s.group + index, : s.value_dim] = result[index * s.tile : (index + 1) * s.tile]
+    out[...] = wide[:, :, : s.value_dim].astype(out.dtype)
