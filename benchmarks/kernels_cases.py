@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rollout_spec.kernels import kv_pages_shape, latent_pages_shape, mla_tree_attention
+from rollout_spec.kernels import kv_pages_shape, latent_pages_shape, mla_tree_attention, move_cached_tokens
 from rollout_spec.kernels.tree_attention import tree_paged_attention
 
 Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -77,6 +77,15 @@ def latent_attention(*, tokens: int, num_heads: int, sequences: int = SEQUENCES)
     )
 
 
+def compaction(*, entries: int = 128, dtype: Any = jnp.bfloat16) -> Case:
+    """Moves in the cache of Qwen3-8B or Llama-3.1-8B."""
+    array = jax.ShapeDtypeStruct
+    places = array((entries,), jnp.int32)
+    pages = array(kv_pages_shape(600, PAGE_SIZE, 8, 128, dtype), dtype)
+    call = functools.partial(move_cached_tokens, backend="pallas")
+    return call, (pages, places, places, array((entries, 40), jnp.int32)), {"donate_argnums": 0}
+
+
 _llama = functools.partial(attention, num_heads=32, num_kv_heads=8, head_dim=128)
 _gemma = functools.partial(attention, num_heads=8, num_kv_heads=4, head_dim=256)
 
@@ -97,6 +106,8 @@ MODELS: dict[str, Callable[[], Case]] = {
         tokens=8, num_heads=64, num_kv_heads=8, head_dim=64, sinks=True, soft_cap=30.0, sliding_window=128
     ),
     "DeepSeek-V3, single tokens": lambda: latent_attention(tokens=1, num_heads=16),
+    "moves": lambda: compaction(),
+    "moves, int8": lambda: compaction(dtype=jnp.int8),
     "int8 cache": lambda: _llama(tokens=8, cache_dtype=jnp.int8, page_size=32, k_scale=0.1, v_scale=0.1),
     "fp8 cache": lambda: _llama(tokens=8, cache_dtype=jnp.float8_e4m3fn, k_scale=0.1, v_scale=0.1),
 }

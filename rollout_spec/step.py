@@ -93,10 +93,12 @@ def _step(
 
     emitted = sample.accepted & batch.row_in_use
     tables = count_outputs(state.tables, batch.sequences.slots[batch.rows.sequences], sample.tokens, emitted)
-    return StepState(_compact(tuple(pages), batch, emitted), tables), pack_sample(sample)
+    return StepState(_compact(backend, tuple(pages), batch, emitted), tables), pack_sample(sample)
 
 
-def _compact(pages: tuple[jax.Array, ...], batch: StepBatch, emitted: jax.Array) -> tuple[jax.Array, ...]:
+def _compact(
+    backend: str, pages: tuple[jax.Array, ...], batch: StepBatch, emitted: jax.Array
+) -> tuple[jax.Array, ...]:
     """Moves accepted nodes to the cache positions that their place in the text gives them."""
     drafted = batch.rows.parents >= 0
     destinations = jnp.where(emitted & drafted, batch.rows.positions - 1, -1)
@@ -105,7 +107,10 @@ def _compact(pages: tuple[jax.Array, ...], batch: StepBatch, emitted: jax.Array)
 
     def move(carry: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         _, pages = carry
-        moved = tuple(move_cached_tokens(layer, batch.row_sources, destinations, table) for layer in pages)
+        moved = tuple(
+            move_cached_tokens(layer, batch.row_sources, destinations, table, backend=backend)
+            for layer in pages
+        )
         return jnp.bool_(False), moved
 
     # A loop of at most one round, not a cond: XLA updates a loop's carry in place, where a cond would copy.

@@ -1,27 +1,15 @@
-"""Moves the keys and values of an accepted path to where plain decoding would have put them."""
+"""Moving cached tokens in plain jnp."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["move_cached_tokens"]
 
-
-def move_cached_tokens(
+def move_cached_tokens_reference(
     kv_pages: jax.Array, sources: jax.Array, destinations: jax.Array, page_table: jax.Array
 ) -> jax.Array:
-    """Copies cached tokens from one position of their sequence to another, in one layer's pages.
-
-    Args:
-        kv_pages: one layer's cache, of `kv_pages_shape`. Donate it.
-        sources: int32[M], positions in the sequence's slots.
-        destinations: int32[M], likewise. Equal to the source, or negative, means: leave alone.
-        page_table: int32[M, P], the pages of each entry's sequence.
-
-    Returns:
-        kv_pages. All sources are read before any destination is written.
-    """
+    """See `rollout_spec.kernels.move_cached_tokens`."""
     _, num_pages, num_heads, page_size, head_dim = kv_pages.shape
     flat = kv_pages.reshape(-1, head_dim)
 

@@ -9,10 +9,13 @@ import pytest
 from numpy.typing import NDArray
 from rollout_spec.kernels import kv_pages_shape, move_cached_tokens, tree_paged_attention
 
+from rollout_spec.errors import KernelLimitError
+from tests.kernels.interpreted import race_detection
+
 ENTRIES, SEQUENCES, LENGTH, HEADS, HEAD_DIM = 24, 3, 20, 2, 4
 PAGE_SIZES = [1, 3, 16, 64]
 
-move = jax.jit(move_cached_tokens)
+move = jax.jit(move_cached_tokens, static_argnames="backend")
 attend = jax.jit(tree_paged_attention, static_argnames="scale")
 
 
@@ -45,7 +48,7 @@ def written(numbers: NDArray, table: NDArray[np.int32], num_pages: int, page_siz
 
 
 def check_moves(
-    rng: np.random.Generator, page_size: int, moves: list[tuple[int, int, int]]
+    rng: np.random.Generator, page_size: int, moves: list[tuple[int, int, int]], backend: str = "reference"
 ) -> NDArray[np.int64]:
     """Moves (sequence, source, destination), padded with entries that do nothing; returns what lies where."""
     table, num_pages = page_table(rng, page_size)
@@ -61,6 +64,7 @@ def check_moves(
         sources,
         destinations,
         np.ascontiguousarray(table[owners]),
+        backend=backend,
     )
     np.testing.assert_array_equal(moved, written(after, table, num_pages, page_size))
     return after - numbers
@@ -99,3 +103,33 @@ def test_entries_without_effect() -> None:
     in_place = [(sequence, position, position) for sequence in range(SEQUENCES) for position in range(5)]
     unused = [(0, 3, -1), (1, 0, -7)]
     assert not check_moves(np.random.default_rng(2), 16, [*in_place, *unused]).any()
+
+
+def test_the_tpu_kernel_moves_the_same_without_races() -> None:
+    with race_detection() as check_races:
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            places = rng.permutation(SEQUENCES * LENGTH)[:ENTRIES]
+            moves = [
+                (int(place) // LENGTH, int(rng.integers(LENGTH)), int(place) % LENGTH if place % 3 else -1)
+                for place in places
+            ]
+            assert check_moves(rng, 16, [*moves], backend="pallas").any()
+            check_races()
+        path = [(1, 8 + node, 8 + place) for place, node in enumerate([1, 2, 4, 8])]
+        assert check_moves(np.random.default_rng(3), 16, path, backend="pallas").any()
+        check_races()
+
+
+def test_what_the_tpu_kernel_does_not_support_is_refused_before_compiling() -> None:
+    def call(page_size: int, entries: int) -> None:
+        pages = jnp.zeros(kv_pages_shape(2, page_size, HEADS, 128, jnp.float32))
+        zeros = jnp.zeros(entries, jnp.int32)
+        jax.eval_shape(
+            lambda *arrays: move_cached_tokens(*arrays, backend="pallas"), pages, zeros, zeros, zeros[:, None]
+        )
+
+    with pytest.raises(KernelLimitError, match="multiple of 16; got 3"):
+        call(3, 1)
+    with pytest.raises(KernelLimitError, match="got 8192 entries of 2,048 bytes"):
+        call(16, 8192)
