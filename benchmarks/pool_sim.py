@@ -151,6 +151,9 @@ def simulate(
             for engine in engines:
                 for index, done in engine.running.items():
                     scheduler.progress(index, done)
+            for engine, load in zip(engines, scheduler.engines.values(), strict=True):
+                load.tokens_per_s = 1 / cluster.step_s(len(engine.running)) if engine.running else 0.0
+            scheduler.hold()
             for move in scheduler.moves():
                 index = int(move.key)  # type: ignore[call-overload]
                 source, target = engines[move.source], engines[move.target]

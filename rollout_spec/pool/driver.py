@@ -173,6 +173,7 @@ class Driver:
                 self.fleet.handles[engine].outbox.append(Submit(samples))
             if not self.updating and now > self._last_moves + _MOVES_EVERY_S:
                 self._last_moves = now
+                self.scheduler.hold()
                 for move in self.scheduler.moves():
                     self._ask_back(move.key, move.source, move.target)  # type: ignore[arg-type]
         if now > self._last_round + self.sharing.every_s:

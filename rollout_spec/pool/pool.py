@@ -438,6 +438,7 @@ class RolloutPool:
         if self._started_ray:
             import ray
 
+            self._started_ray = False
             ray.shutdown()
 
     def _on_all(self, verb: str, **arguments: Any) -> None:

@@ -144,11 +144,11 @@ class EngineRunner:
                 self._abort(message.keys)
             else:
                 self._call(message)
+        if self._updates and self._may_update():
+            self._apply_update()
         if self._stop or self._asleep:
             self._hand_out()
             return
-        if self._updates and self._may_update():
-            self._apply_update()
         if not self._updates_hold and not self._paused:
             self._feed()
         if self._fed and not self._paused:
@@ -169,11 +169,13 @@ class EngineRunner:
             return taken
 
     def _has_work(self) -> bool:
-        if self._asleep:
-            return False
         if self._updates and self._may_update():
             return True
-        return not self._paused and bool(self._fed or (self._waiting and not self._updates_hold))
+        return (
+            not self._asleep
+            and not self._paused
+            and bool(self._fed or (self._waiting and not self._updates_hold))
+        )
 
     def _feed(self) -> None:
         """Gives the engine what its slots take, so that whatever it has been given has begun."""
@@ -302,7 +304,10 @@ class EngineRunner:
     def _may_update(self) -> bool:
         """A drain waits until what was begun has ended; meanwhile nothing is fed."""
         update = self._updates[0]
-        return update.staged and (update.call.arguments["mode"] != "drain" or not self._fed)
+        drains = (
+            update.call.arguments["mode"] == "drain" and not self._asleep
+        )  # a sleeping engine drains later
+        return update.staged and not (drains and self._fed)
 
     def _apply_update(self) -> None:
         update = self._updates.pop(0)

@@ -81,6 +81,8 @@ class EngineLoad:
     """Reserved for works that run alone."""
     open: bool = True
     """It takes works."""
+    held: bool = False
+    """It takes none for now, so that its longest work gets faster; see `Scheduler.hold`."""
 
     @property
     def free(self) -> int:
@@ -267,7 +269,7 @@ class Scheduler:
         ready = [
             (len(load.running), number)
             for number, load in self.engines.items()
-            if load.open and not load.exclusive and load.free > 0
+            if load.open and not load.exclusive and not load.held and load.free > 0
         ]
         heapq.heapify(ready)
         while ready and self._waiting:
@@ -282,6 +284,34 @@ class Scheduler:
             if load.free > 0:
                 heapq.heappush(ready, (len(load.running), number))
         return given
+
+    def hold(self) -> None:
+        """Decides which engines take no more works, as their longest work would end after all else.
+
+        A work runs faster with fewer beside it. The engines whose longest work ends soonest take what waits, as many
+        of them as are needed to be done with it before the longest work of the next one ends. Only works whose lengths
+        were seen before count: of others too little is known.
+        """
+        loads = [load for load in self.engines.values() if load.open and not load.exclusive]
+        for load in loads:
+            load.held = False
+        if not self._waiting or not all(load.tokens_per_s or not load.running for load in loads):
+            return
+        waiting = sum(group.expected_tokens for group in self._groups.values())
+        ends = sorted(
+            (
+                max((work.remaining_tokens for work in load.running.values() if work.known), default=0.0)
+                / (load.tokens_per_s or 1.0),
+                place,
+            )
+            for place, load in enumerate(loads)
+        )
+        rate = 0.0
+        for end, place in ends:
+            load = loads[place]
+            load.held = rate > 0.0 and end > waiting / rate
+            if not load.held:
+                rate += load.tokens_per_s * load.slots
 
     def moves(self) -> list[Move]:
         """Running works that would end sooner elsewhere; they count as `leaving`. Only once nothing waits."""

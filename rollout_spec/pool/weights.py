@@ -13,7 +13,7 @@ import ray
 from flax import nnx
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import ConfigError, WeightUpdateError
 
 _uuids = itertools.count(int.from_bytes(os.urandom(6), "little") << 8)
 
@@ -50,17 +50,18 @@ def entries_of(weights: Any) -> tuple[str, list[Entry]]:
     if isinstance(weights, Mapping) and any(isinstance(value, Mapping) for value in weights.values()):
         return "tree", list(_leaves(weights))
     pairs = weights.items() if isinstance(weights, Mapping) else weights
-    if not isinstance(pairs, Iterable):
-        raise ConfigError(
+    try:
+        return "pairs", [((name,), value) for name, value in pairs]
+    except (TypeError, ValueError) as error:
+        raise WeightUpdateError(
             "weights must be a pytree shaped like the engine's params, (name, array) pairs or a path; "
-            f"got {type(weights).__name__}"
-        )
-    return "pairs", [((name,), value) for name, value in pairs]
+            f"got {type(weights).__name__} ({error})"
+        ) from error
 
 
 def _leaves(tree: Any, path: Path = ()) -> Iterator[Entry]:
-    if isinstance(tree, Mapping):
-        for key, branch in tree.items():
+    if isinstance(tree, Mapping | list):
+        for key, branch in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from _leaves(branch, (*path, key))
     else:
         yield path, tree

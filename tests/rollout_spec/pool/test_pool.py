@@ -186,6 +186,23 @@ def test_other_ways_for_weights(pool: RolloutPool, other_params: dict, way: str)
     pool.update_weights(pools.model().params)
 
 
+def test_an_update_while_asleep(pool: RolloutPool, other_params: dict) -> None:
+    prompts, sampling = pools.requests(4)
+    pool.sleep()
+    pool.update_weights(other_params)
+    pool.wake_up()
+    pools.assert_same(
+        pool.generate(prompts, sampling), pools.new_engine_outputs(other_params, prompts, sampling)
+    )
+    pool.update_weights(pools.model().params)
+
+
+def test_weights_that_are_no_weights(pool: RolloutPool) -> None:
+    for weights in (5, [1, 2], {"layers": [np.zeros(2)]}):
+        with pytest.raises(WeightUpdateError):
+            pool.update_weights(weights)
+
+
 def test_over_provisioning_carries_what_is_unfinished(pool: RolloutPool) -> None:
     prompts, _ = pools.requests(12)
     sampling = [
