@@ -20,6 +20,7 @@ from .outputs import RolloutOutput
 from .requests import Request, Sequence
 from .scheduler import Scheduler
 from .shapes import step_shapes
+from .sharding import MeshLayout
 from .stats import EngineStats
 from .stopping import append_until_end, end
 from .tokenizer import Tokenizer
@@ -39,12 +40,13 @@ class EngineCore:
         max_seq_len: int,
         tokenizer: Tokenizer | None,
         drafter: Drafter | None,
+        mesh_layout: MeshLayout | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.drafter = drafter
         self.shapes = step_shapes(config)
-        self.executor = Executor(model_config, params, config, max_seq_len)
+        self.executor = Executor(model_config, params, config, max_seq_len, mesh_layout)
         self.scheduler = Scheduler(config, self.executor.num_pages, self.shapes[-1])
         self.planner = DraftPlanner(config.draft, drafter, self.shapes, model_config.vocab_size)
         self.requests: dict[Hashable, Request] = {}

@@ -23,6 +23,7 @@ from .outputs import Completion, RolloutOutput
 from .progress import Progress
 from .requests import Request
 from .sampling import SamplingParams
+from .sharding import MeshLayout
 from .stats import EngineStats
 from .tokenizer import Tokenizer
 from .warm_up import warm_up
@@ -46,7 +47,8 @@ class RolloutEngine:
             copies if your trainer donates them.
         tokenizer: for text prompts, chat prompts, stop strings and `Completion.text`.
         config: sizes and options of the engine.
-        mesh: not supported in this version; must be None.
+        mesh: the devices to run on, with any of the axes "data", "model" and "expert" (docs/meshes.md); None is
+            where `params` are.
         drafter: a Drafter to use instead of the one that config.draft names.
     """
 
@@ -60,8 +62,7 @@ class RolloutEngine:
         mesh: jax.sharding.Mesh | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        if mesh is not None:
-            raise ConfigError("mesh must be None: this version runs on one device")
+        mesh_layout = None if mesh is None else MeshLayout(mesh, model_config)
         self.config = config
         self.model_config = model_config
         self.tokenizer = tokenizer
@@ -79,6 +80,7 @@ class RolloutEngine:
             max_seq_len=self.max_seq_len,
             tokenizer=tokenizer,
             drafter=self.drafter,
+            mesh_layout=mesh_layout,
         )
         self._intake = Intake(
             model_config,
@@ -107,7 +109,7 @@ class RolloutEngine:
         """
         from .loading import load_model
 
-        loaded = load_model(path, dtype)
+        loaded = load_model(path, dtype, mesh)
         return cls(loaded.config, loaded.params, tokenizer=loaded.tokenizer, config=config, mesh=mesh)
 
     # Generating

@@ -17,11 +17,12 @@ from .errors import CapacityError, ConfigError, EngineStateError
 from .kernels.backend import resolve_backend
 from .kernels.sampling import SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
 from .kernels.tree_attention import kv_pages_shape
-from .kernels.tree_attention.limits import check_limits
+from .kernels.tree_attention.limits import check_latent_limits, check_limits
 from .models import ModelConfig
 from .requests import Sequence
+from .sharding import MeshLayout
 from .slots import SlotTable
-from .step import StepState, compiled_step, new_state, write_tables
+from .step import StepState, cache_shape, compiled_step, new_state, state_sharding, write_tables
 from .step_inputs import HostBatch, StepShape
 from .weights import checksums
 from .weights.served import ServedWeights
@@ -45,11 +46,19 @@ class Executor:
     """Owns the device arrays of one engine."""
 
     def __init__(
-        self, model_config: ModelConfig, params: dict, config: EngineConfig, max_seq_len: int
+        self,
+        model_config: ModelConfig,
+        params: dict,
+        config: EngineConfig,
+        max_seq_len: int,
+        mesh_layout: MeshLayout | None = None,
     ) -> None:
         self.model_config = model_config
         self.config = config
-        self.layout, self._state_sharding = weight_layout(params)
+        self.layout, self._elsewhere = weight_layout(params, mesh_layout)
+        self._state_sharding: Any = self._elsewhere
+        if mesh_layout is not None:
+            self._state_sharding = state_sharding(mesh_layout, config.max_seqs)
         placed = jax.tree.map(
             lambda leaf, target: jax.device_put(_owned(leaf), target.sharding), params, self.layout
         )
@@ -60,7 +69,7 @@ class Executor:
         self.slots = SlotTable(config.max_seqs, self.pages_per_sequence)
         self.num_pages = config.kv_pages or self._default_pages(max_seq_len)
         self._check_kernel_limits()
-        self._step = compiled_step(model_config, config.kernel, self._state_sharding)
+        self._step = compiled_step(model_config, config.kernel, self._elsewhere, mesh_layout, config.max_seqs)
         self._run_before: set[StepShape] = set()
         self._state: StepState | None = self._new_state()
 
@@ -69,6 +78,19 @@ class Executor:
         if resolve_backend(self.config.kernel) != "pallas":
             return
         model, tokens = self.model_config, self.config.max_batch_tokens
+        if model.latent is not None:
+            latents = cache_shape(
+                model, num_pages=self.num_pages, page_size=self.config.page_size, dtype=self.dtype
+            )
+            check_latent_limits(
+                jax.ShapeDtypeStruct((tokens, model.num_heads, latents[-1]), self.dtype),
+                jax.ShapeDtypeStruct((tokens, 1, latents[-1]), self.dtype),
+                jax.ShapeDtypeStruct(latents, self.dtype),
+                jax.ShapeDtypeStruct((self.config.max_seqs, self.pages_per_sequence), jnp.int32),
+                latent_dim=model.latent.kv_rank,
+                scale=model.attention_scale,
+            )
+            return
         pages = kv_pages_shape(
             self.num_pages, self.config.page_size, model.num_kv_heads, model.head_dim, self.dtype
         )
@@ -83,9 +105,7 @@ class Executor:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
-        shape = kv_pages_shape(
-            1, self.config.page_size, self.model_config.num_kv_heads, self.model_config.head_dim, self.dtype
-        )
+        shape = cache_shape(self.model_config, num_pages=1, page_size=self.config.page_size, dtype=self.dtype)
         return int(np.prod(shape)) * self.dtype.itemsize * self.model_config.num_layers
 
     @property
@@ -95,7 +115,7 @@ class Executor:
     def _default_pages(self, max_seq_len: int) -> int:
         page_size, page_bytes = self.config.page_size, self.page_bytes
         one = -(-max_seq_len // page_size)
-        device: Any = next(iter(self._state_sharding.device_set))
+        device: Any = next(iter(self._elsewhere.device_set))
         budget = _MOST_CPU_CACHE_BYTES
         if device.platform != "cpu":
             memory = device.memory_stats() or {}
@@ -217,17 +237,20 @@ class Executor:
 
     def in_use_bytes(self) -> int | None:
         """What the devices say is in use, over all of them; None where they don't say (CPU)."""
-        devices: Any = self._state_sharding.device_set
+        devices: Any = self._elsewhere.device_set
         counts = [device.memory_stats() for device in devices]
         return None if None in counts else sum(count["bytes_in_use"] for count in counts if count)
 
 
-def weight_layout(params: dict) -> tuple[dict, jax.sharding.Sharding]:
+def weight_layout(params: dict, mesh_layout: MeshLayout | None = None) -> tuple[dict, jax.sharding.Sharding]:
     """Shape, dtype and sharding of each weight, and the sharding of everything else on the devices.
 
-    Weights that their owner spread over a mesh stay as they are, and everything else is on each of its devices.
-    All others go to one device. Committed in any case, because jit compiles anew for arrays that are not.
+    On a mesh, weights lie as its layout says. Without one, weights that their owner spread over a mesh stay as they
+    are, and everything else is on each of its devices. All others go to one device. Committed in any case, because
+    jit compiles anew for arrays that are not.
     """
+    if mesh_layout is not None:
+        return jax.tree.map(_struct, params, mesh_layout.params()), mesh_layout.everywhere
     shardings = {getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)}
     meshes = {found.mesh for found in shardings if isinstance(found, jax.sharding.NamedSharding)}
     spread = len(meshes) == 1 and all(isinstance(found, jax.sharding.NamedSharding) for found in shardings)

@@ -18,9 +18,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .kernels.compaction import move_cached_tokens
+from .kernels.mla_attention import latent_pages_shape, mla_tree_attention
 from .kernels.sampling import SamplingTables, count_outputs, tree_sample
 from .kernels.tree_attention import kv_pages_shape, tree_paged_attention
 from .models import ModelConfig, build
+from .models.layers import Attend
+from .sharding import MeshLayout
 from .step_inputs import StepBatch, StepShape, batch_layout, pack_sample
 
 
@@ -37,9 +40,8 @@ def new_state(
     config: ModelConfig, *, num_pages: int, page_size: int, slots: int, dtype: jax.typing.DTypeLike
 ) -> StepState:
     """An empty cache and empty tables."""
-    shape = kv_pages_shape(num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
     return StepState(
-        kv_pages=tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)),
+        kv_pages=new_cache(config, num_pages=num_pages, page_size=page_size, dtype=dtype),
         tables=SamplingTables(
             output_counts=jnp.zeros((slots, config.vocab_size), jnp.int32),
             flags=jnp.zeros((slots, config.vocab_size), jnp.uint8),
@@ -48,56 +50,149 @@ def new_state(
     )
 
 
+def new_cache(
+    config: ModelConfig, *, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike
+) -> tuple[jax.Array, ...]:
+    """Empty pages for each layer."""
+    shape = cache_shape(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
+    return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+
+
+def cache_shape(
+    config: ModelConfig, *, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike
+) -> tuple[int, ...]:
+    """Shape of the pages of one layer."""
+    if config.latent is not None:
+        return latent_pages_shape(num_pages, page_size, config.latent.kv_rank, config.latent.rope_dim)
+    return kv_pages_shape(num_pages, page_size, config.num_kv_heads, config.head_dim, dtype)
+
+
 @functools.lru_cache(maxsize=64)
 def compiled_step(
-    config: ModelConfig, backend: str, state_sharding: jax.sharding.Sharding
+    config: ModelConfig,
+    backend: str,
+    sharding: jax.sharding.Sharding,
+    mesh_layout: MeshLayout | None = None,
+    slots: int = 0,
 ) -> Callable[[dict, StepState, Any, StepShape, int], tuple[StepState, jax.Array]]:
     """The jitted step of a model, shared by all engines that run it on the same devices.
 
+    sharding: of what isn't on a mesh, or is on all of its devices. slots: of the tables on a mesh.
     Takes weights, state, the buffer of a HostBatch, and its sizes; returns the state and `pack_sample`'s array.
     """
 
     def step(
         params: dict, state: StepState, buffer: jax.Array, shape: StepShape, pages: int
     ) -> tuple[StepState, jax.Array]:
-        return _step(config, backend, params, state, batch_layout(shape, pages).unpack(buffer))
+        batch = batch_layout(shape, pages).unpack(buffer)
+        if mesh_layout is None:
+            return _step(config, backend, params, state, batch, None)
+        with jax.sharding.use_abstract_mesh(mesh_layout.mesh.abstract_mesh):  # layers of experts look for it
+            return _step(config, backend, params, state, batch, mesh_layout)
 
-    return jax.jit(step, donate_argnums=1, static_argnums=(3, 4), out_shardings=state_sharding)
+    out: Any = sharding if mesh_layout is None else (state_sharding(mesh_layout, slots), sharding)
+    return jax.jit(step, donate_argnums=1, static_argnums=(3, 4), out_shardings=out)
+
+
+def state_sharding(mesh_layout: MeshLayout, slots: int) -> StepState:
+    """Where the state lies on a mesh, as a tree like it."""
+    cache: Any = mesh_layout.cache
+    tables: Any = mesh_layout.tables(slots)
+    return StepState(
+        kv_pages=(cache,) * mesh_layout.config.num_layers,
+        tables=SamplingTables(output_counts=tables, flags=tables, bias=tables),
+    )
 
 
 def _step(
-    config: ModelConfig, backend: str, params: dict, state: StepState, batch: StepBatch
+    config: ModelConfig,
+    backend: str,
+    params: dict,
+    state: StepState,
+    batch: StepBatch,
+    mesh_layout: MeshLayout | None,
 ) -> tuple[StepState, jax.Array]:
     model = nnx.merge(build(config), params)
     pages = list(state.kv_pages)
-
-    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out, pages[layer] = tree_paged_attention(
-            q,
-            k,
-            v,
-            pages[layer],
-            batch.kv_lens,
-            batch.page_table,
-            batch.cu_q_lens,
-            batch.ancestors,
-            batch.num_seqs,
-            scale=config.attention_scale,
-            backend=backend,
-        )
-        return out
-
+    attend = attend_pages(
+        config,
+        pages,
+        kv_lens=batch.kv_lens,
+        page_table=batch.page_table,
+        cu_q_lens=batch.cu_q_lens,
+        ancestors=batch.ancestors,
+        num_seqs=batch.num_seqs,
+        backend=backend,
+        mesh_layout=mesh_layout,
+    )
     hidden = model.hidden_states(batch.token_ids, batch.positions, attend)
     logits = model.unembed(hidden[batch.row_tokens])
+    if mesh_layout is not None:  # sampling reads whole rows
+        logits = jax.lax.with_sharding_constraint(logits, mesh_layout.everywhere)
     sample = tree_sample(logits, batch.rows, batch.sequences, state.tables)
 
     emitted = sample.accepted & batch.row_in_use
     tables = count_outputs(state.tables, batch.sequences.slots[batch.rows.sequences], sample.tokens, emitted)
-    return StepState(_compact(backend, tuple(pages), batch, emitted), tables), pack_sample(sample)
+    return StepState(_compact(backend, tuple(pages), batch, emitted, mesh_layout), tables), pack_sample(
+        sample
+    )
+
+
+def attend_pages(
+    config: ModelConfig,
+    pages: list[jax.Array],
+    *,
+    kv_lens: jax.Array,
+    page_table: jax.Array,
+    cu_q_lens: jax.Array,
+    ancestors: jax.Array,
+    num_seqs: jax.Array,
+    backend: str,
+    mesh_layout: MeshLayout | None = None,
+) -> Attend:
+    """The attention of `DecoderModel.hidden_states` over paged caches; replaces each layer's entry of `pages`.
+
+    Arrays are those of `tree_paged_attention`. On a mesh each device attends with the heads that it holds.
+    """
+    where = (kv_lens, page_table, cu_q_lens, ancestors, num_seqs)
+
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        if config.latent is not None:
+            rank = config.latent.kv_rank
+            function: Callable[..., Any] = functools.partial(
+                mla_tree_attention, scale=config.attention_scale, backend=backend
+            )
+            arrays: tuple[jax.Array, ...] = (
+                q[..., :rank],
+                q[..., rank:],
+                k[:, 0, :rank],
+                k[:, 0, rank:],
+                pages[layer],
+                *where,
+            )
+        else:
+            function = functools.partial(
+                tree_paged_attention,
+                scale=config.attention_scale,
+                sliding_window=config.window(layer),
+                soft_cap=config.attention_soft_cap,
+                backend=backend,
+            )
+            arrays = (q, k, v, pages[layer], *where)
+        if mesh_layout is not None:
+            function = mesh_layout.by_head(function, latents=config.latent is not None)
+        out, pages[layer] = function(*arrays)
+        return out
+
+    return attend
 
 
 def _compact(
-    backend: str, pages: tuple[jax.Array, ...], batch: StepBatch, emitted: jax.Array
+    backend: str,
+    pages: tuple[jax.Array, ...],
+    batch: StepBatch,
+    emitted: jax.Array,
+    mesh_layout: MeshLayout | None,
 ) -> tuple[jax.Array, ...]:
     """Moves accepted nodes to the cache positions that their place in the text gives them."""
     drafted = batch.rows.parents >= 0
@@ -105,12 +200,13 @@ def _compact(
     table = batch.page_table[batch.rows.sequences]
     needed = jnp.any((destinations >= 0) & (destinations != batch.row_sources))
 
+    move_layer: Callable[..., jax.Array] = functools.partial(move_cached_tokens, backend=backend)
+    if mesh_layout is not None:
+        move_layer = mesh_layout.of_pages(move_layer)
+
     def move(carry: tuple[jax.Array, tuple[jax.Array, ...]]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         _, pages = carry
-        moved = tuple(
-            move_cached_tokens(layer, batch.row_sources, destinations, table, backend=backend)
-            for layer in pages
-        )
+        moved = tuple(move_layer(layer, batch.row_sources, destinations, table) for layer in pages)
         return jnp.bool_(False), moved
 
     # A loop of at most one round, not a cond: XLA updates a loop's carry in place, where a cond would copy.

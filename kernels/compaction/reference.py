@@ -10,7 +10,7 @@ def move_cached_tokens_reference(
     kv_pages: jax.Array, sources: jax.Array, destinations: jax.Array, page_table: jax.Array
 ) -> jax.Array:
     """See `rollout_spec.kernels.move_cached_tokens`."""
-    _, num_pages, num_heads, page_size, head_dim = kv_pages.shape
+    planes, num_pages, num_heads, page_size, head_dim = kv_pages.shape
     flat = kv_pages.reshape(-1, head_dim)
 
     def rows(positions: jax.Array) -> jax.Array:
@@ -18,9 +18,10 @@ def move_cached_tokens_reference(
         row = (page * num_heads + jnp.arange(num_heads)[None, :]) * page_size + (positions % page_size)[
             :, None
         ]
-        return jnp.concatenate([row, row + num_pages * num_heads * page_size])  # [2 M, Hk]
+        plane_size = num_pages * num_heads * page_size
+        return jnp.concatenate([row + plane * plane_size for plane in range(planes)])  # [planes M, Hk]
 
     moves = (destinations >= 0) & (destinations != sources)
-    target = jnp.where(jnp.tile(moves, 2)[:, None], rows(jnp.maximum(destinations, 0)), flat.shape[0])
+    target = jnp.where(jnp.tile(moves, planes)[:, None], rows(jnp.maximum(destinations, 0)), flat.shape[0])
     moved = jnp.take(flat, rows(sources).reshape(-1), axis=0, mode="clip")
     return flat.at[target.reshape(-1)].set(moved, mode="drop", unique_indices=True).reshape(kv_pages.shape)

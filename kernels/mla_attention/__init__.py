@@ -67,12 +67,11 @@ def mla_tree_attention(
     rows = _padded(jnp.concatenate([latent, rope], axis=-1), width)[:, None, :]
     ones = jnp.ones((1,), jnp.float32)
     step = (kv_lens, page_table, cu_q_lens, ancestors, num_seqs)
-    if chosen == "reference":  # keys and values are one row; the reference wants each
-        both = jnp.concatenate([latent_pages, latent_pages])
-        out, both = tree_paged_attention_reference(
-            queries, rows, rows, both, *step, sinks=None, k_scale=ones, v_scale=ones, scale=scale
+    if chosen == "reference":
+        out, latent_pages = tree_paged_attention_reference(
+            queries, rows, None, latent_pages, *step, k_scale=ones, v_scale=ones, scale=scale
         )
-        return out[..., :latent_dim], both[:1]
+        return out[..., :latent_dim], latent_pages
     check_latent_limits(queries, rows, latent_pages, page_table, latent_dim=latent_dim, scale=scale)
     from ..tree_attention.pallas import tree_paged_attention_pallas  # Pallas takes a while to import
 

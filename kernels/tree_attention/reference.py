@@ -41,7 +41,7 @@ class QueryBlocks(NamedTuple):
 def tree_paged_attention_reference(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     kv_pages: jax.Array,
     kv_lens: jax.Array,
     page_table: jax.Array,
@@ -56,9 +56,12 @@ def tree_paged_attention_reference(
     k_scale: jax.Array,
     v_scale: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `rollout_spec.kernels.tree_paged_attention`. k_scale, v_scale: float32[Hk]."""
+    """See `rollout_spec.kernels.tree_paged_attention`. k_scale, v_scale: float32[Hk].
+
+    Without v the keys are the values, cached once; v_scale is k_scale then.
+    """
     k = to_page_dtype(k, k_scale[:, None], kv_pages.dtype)
-    v = to_page_dtype(v, v_scale[:, None], kv_pages.dtype)
+    v = None if v is None else to_page_dtype(v, v_scale[:, None], kv_pages.dtype)
     num_tokens, num_sequences = q.shape[0], kv_lens.shape[0]
     live = jnp.arange(num_sequences) < num_seqs[0]
     q_lens = jnp.where(live, cu_q_lens[1:] - cu_q_lens[:-1], 0)
@@ -106,19 +109,20 @@ def _sequence_of_token(num_tokens: int, cu_q_lens: jax.Array) -> jax.Array:
 def _write(
     kv_pages: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     slot_position: jax.Array,
     pages_of_token: jax.Array,
     in_use: jax.Array,
 ) -> jax.Array:
     """Scatters keys and values [T, Hk, D] to their slots; tokens not in use are dropped."""
-    _, num_pages, num_heads, page_size, head_dim = kv_pages.shape
+    planes, num_pages, num_heads, page_size, head_dim = kv_pages.shape
     page = jnp.take_along_axis(pages_of_token, (slot_position // page_size)[:, None], axis=1, mode="clip")
     head = jnp.arange(num_heads)[None, :]
     row = (page * num_heads + head) * page_size + (slot_position % page_size)[:, None]  # [T, Hk]
-    row = jnp.where(in_use[:, None], row, 2 * num_pages * num_heads * page_size)
-    rows = jnp.concatenate([row, row + num_pages * num_heads * page_size]).reshape(-1)
-    values = jnp.concatenate([k, v]).reshape(-1, head_dim).astype(kv_pages.dtype)
+    row = jnp.where(in_use[:, None], row, planes * num_pages * num_heads * page_size)
+    plane_size = num_pages * num_heads * page_size
+    rows = (row if v is None else jnp.concatenate([row, row + plane_size])).reshape(-1)
+    values = (k if v is None else jnp.concatenate([k, v])).reshape(-1, head_dim).astype(kv_pages.dtype)
     flat = kv_pages.reshape(-1, head_dim).at[rows].set(values, mode="drop", unique_indices=True)
     return flat.reshape(kv_pages.shape)
 
@@ -171,7 +175,7 @@ def _attend(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """Attention of all query blocks, [N, B, Hq, D]."""
-    _, num_pages, num_kv_heads, page_size, head_dim = kv_pages.shape
+    planes, num_pages, num_kv_heads, page_size, head_dim = kv_pages.shape
     num_blocks, size = blocks.token.shape
     group = q.shape[1] // num_kv_heads
     pages_per_step = max(1, _key_block(num_blocks * num_kv_heads * head_dim) // page_size)
@@ -180,7 +184,7 @@ def _attend(
     table = page_table[blocks.sequence]  # [N, P]
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages_per_step)))
     head_rows = table[:, None, :] * num_kv_heads + jnp.arange(num_kv_heads)[None, :, None]  # [N, Hk, P]
-    page_rows = kv_pages.reshape(2 * num_pages * num_kv_heads, page_size * head_dim)
+    page_rows = kv_pages.reshape(planes * num_pages * num_kv_heads, page_size * head_dim)
 
     block_kv_lens = kv_lens[blocks.sequence]
     first_new = (kv_lens - q_lens)[blocks.sequence]  # [N], cached tokens before the step's
@@ -222,8 +226,10 @@ def _attend(
         rows = lax.optimization_barrier(rows.reshape(-1))
         shape = (num_blocks * num_kv_heads, keys_per_step, head_dim)
         keys = jnp.take(page_rows, rows, axis=0, mode="clip").reshape(shape).astype(jnp.float32)
-        values = jnp.take(page_rows, rows + num_pages * num_kv_heads, axis=0, mode="clip")
-        values = values.reshape(shape).astype(jnp.float32)
+        values = keys
+        if planes == 2:
+            values = jnp.take(page_rows, rows + num_pages * num_kv_heads, axis=0, mode="clip")
+            values = values.reshape(shape).astype(jnp.float32)
         scores = _batched_matmul(queries, keys, contract_rhs=2)  # [N*Hk, B*G, keys]
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)

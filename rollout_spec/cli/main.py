@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import RolloutError
-from . import bench
+from . import bench, fit
 
-SUBCOMMANDS = {"bench": bench}
+SUBCOMMANDS = {"bench": bench, "fit": fit}
 """Modules with HELP, `add_arguments(parser)` and `run(parsed)`. They import what is heavy in `run`."""
 
 

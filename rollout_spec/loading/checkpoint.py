@@ -11,7 +11,7 @@ import numpy as np
 
 from rollout_spec.errors import ModelLoadError
 from rollout_spec.models import ModelConfig, Params
-from rollout_spec.weights.names import expected_shapes, from_hf, is_ignored
+from rollout_spec.weights.names import Path, expected_shapes, from_hf, is_ignored, stack_parts
 
 
 class LazyTensor(NamedTuple):
@@ -45,8 +45,12 @@ def faults_of(config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> list[st
     return missing + unknown + misshapen + unreadable
 
 
-def assemble(config: ModelConfig, tensors: Mapping[str, LazyTensor], dtype: Any) -> Params:
+def assemble(
+    config: ModelConfig, tensors: Mapping[str, LazyTensor], dtype: Any, shardings: Params | None = None
+) -> Params:
     """The params tree in `dtype`, reading one tensor at a time; names as Hugging Face's.
+
+    shardings: a tree like the params, of where each weight belongs; None is the default device.
 
     Names, shapes and types are checked before anything is read; the ModelLoadError lists every fault.
     """
@@ -58,16 +62,34 @@ def assemble(config: ModelConfig, tensors: Mapping[str, LazyTensor], dtype: Any)
             f"{count}:\n  " + "\n  ".join(faults)
         )
     params: Params = {}
-    for name in expected_shapes(config):
-        _put(params, config, name, tensors[name], dtype)
+    parts = stack_parts(config)
+    stacks: dict[Path, np.ndarray] = {}
+    for name, shape in expected_shapes(config).items():
+        part = parts.get(name)
+        if part is None:
+            _put(params, *_read(config, name, tensors[name], dtype), shardings)
+            continue
+        stack = stacks.get(part.path)
+        if stack is None:
+            stack = stacks[part.path] = np.empty((part.count, *shape[::-1]), dtype)
+        stack[part.index] = from_hf(config, name, tensors[name].read())[1]
+        if part.index == part.count - 1:
+            _put(params, part.path, stacks.pop(part.path), shardings)
+        del stack
     return params
 
 
-def _put(params: Params, config: ModelConfig, name: str, tensor: LazyTensor, dtype: Any) -> None:
-    """Read one tensor into its place; what was read is released on return."""
+def _read(config: ModelConfig, name: str, tensor: LazyTensor, dtype: Any) -> tuple[Path, np.ndarray]:
+    """Path and array of one tensor; what was read is released on return."""
     path, array = from_hf(config, name, tensor.read())
-    branch = params
+    # A copy of our own: on CPU jax keeps the memory it is given, which may be a mapped file.
+    return path, np.array(array, dtype=dtype, order="C")
+
+
+def _put(params: Params, path: Path, array: np.ndarray, shardings: Params | None) -> None:
+    """Moves one weight to its place, and to where its sharding says."""
+    branch, sharding = params, shardings
     for part in path[:-1]:
         branch = branch.setdefault(part, {})
-    # A copy of our own: on CPU jax keeps the memory it is given, which may be a mapped file.
-    branch[path[-1]] = jax.device_put(np.array(array, dtype=dtype, order="C"))
+        sharding = None if sharding is None else sharding[part]
+    branch[path[-1]] = jax.device_put(array, None if sharding is None else sharding[path[-1]])

@@ -55,6 +55,7 @@ class GGUFFile:
             if name == _FREQUENCY_FACTORS:
                 continue
             hf_name = hf_names.get(name, name)
+            offset = -1.0 if family.gguf_norm_offset and hf_name.endswith("norm.weight") else 0.0
             heads = 0
             if family.gguf_rotary_interleaved and ".self_attn.q_proj." in hf_name:
                 heads = self.config.num_heads
@@ -62,7 +63,7 @@ class GGUFFile:
                 heads = self.config.num_kv_heads
             found[hf_name] = LazyTensor(
                 tuple(int(size) for size in reversed(tensor.shape)),
-                functools.partial(_read, tensor, heads),
+                functools.partial(_read, tensor, heads, offset),
                 unreadable=None if _can_dequantise(tensor) else tensor.tensor_type.name,
             )
         return found
@@ -85,10 +86,11 @@ class GGUFFile:
 
     def _read_config(self) -> ModelConfig:
         architecture = self.metadata("general.architecture")
-        if architecture not in FAMILIES:
+        known = sorted(family.name for family in FAMILIES.values() if family.in_gguf)
+        if architecture not in known:
             raise ModelLoadError(
                 f"unknown architecture {architecture!r} in {self._path}: supported are "
-                f"{', '.join(sorted(FAMILIES))} (docs/models.md says how to add one)"
+                f"{', '.join(known)} (docs/models.md says how to add one)"
             )
         if self.metadata("split.count", 1) > 1:
             raise ModelLoadError(
@@ -129,13 +131,21 @@ class GGUFFile:
         if faults:
             raise self._refusal(faults)
 
+        fields |= {
+            "num_kv_heads": value("attention.head_count_kv", fields["num_heads"]),
+            "head_dim": head_dim,
+            "rope": rope,
+        }
+        family = FAMILIES[architecture]
+        if family.gguf_options is not None:
+            fields |= family.gguf_options(value, fields, faults)
+        if faults:
+            raise self._refusal(faults)
+
         ends = [self.metadata(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
         return ModelConfig(
             architecture=architecture,
             vocab_size=int(self._tensors["token_embd.weight"].shape[1]),
-            num_kv_heads=value("attention.head_count_kv", fields["num_heads"]),
-            head_dim=head_dim,
-            rope=rope,
             tie_word_embeddings="output.weight" not in self._tensors,
             attention_bias="blk.0.attn_q.bias" in self._tensors,
             attention_out_bias="blk.0.attn_output.bias" in self._tensors,
@@ -195,11 +205,11 @@ def _can_dequantise(tensor: gguf.ReaderTensor) -> bool:
     return True
 
 
-def _read(tensor: gguf.ReaderTensor, interleaved_heads: int = 0) -> np.ndarray:
-    """float32 [out, in] or [out]; the rows of q and k, if interleaved, back in rotate-half order."""
+def _read(tensor: gguf.ReaderTensor, interleaved_heads: int = 0, offset: float = 0.0) -> np.ndarray:
+    """float32 [out, in] or [out], plus `offset`; the rows of q and k, if interleaved, back in rotate-half order."""
     array = gguf.dequantize(tensor.data, tensor.tensor_type)
     if not interleaved_heads:
-        return array
+        return array + np.float32(offset) if offset else array
     # Row 2 d + j of a head holds what rotate-half keeps in row j D/2 + d.
     heads = array.reshape(interleaved_heads, -1, 2, *array.shape[1:])  # [H, D/2, 2, in]
     return heads.swapaxes(1, 2).reshape(array.shape)

@@ -29,20 +29,20 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...] | None =
     faults = [f"{name} is missing" for name in _REQUIRED if raw.get(name) is None]
     if faults:
         raise _refusal(family.name, faults)
-    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+    if "hidden_act" not in family.options_read and raw.get("hidden_act", "silu") not in ("silu", "swish"):
         faults.append(f"hidden_act={raw['hidden_act']!r}: only 'silu' is supported")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unnamed")
         faults.append(f"quantization_config ({method}): only unquantised safetensors are supported")
     own_fields = family.huggingface_options(raw, faults)
-    rope = parse_rope(raw, faults)
+    rope, windowed_rope = _ropes(raw, family, faults)
     num_heads, num_kv_heads = raw["num_attention_heads"], raw.get("num_key_value_heads")
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     if num_heads % num_kv_heads:
         faults.append(
             f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
         )
-    head_dim = raw.get("head_dim") or raw["hidden_size"] // num_heads
+    head_dim = own_fields.get("head_dim") or raw.get("head_dim") or raw["hidden_size"] // num_heads
     if head_dim % 2:
         faults.append(f"head_dim={head_dim} is odd: rotary embedding turns pairs of dimensions")
     if faults:
@@ -59,6 +59,7 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...] | None =
         "max_position_embeddings": raw["max_position_embeddings"],
         "rms_norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
         "rope": rope,
+        "windowed_rope": windowed_rope,
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "eos_token_ids": token_ids(raw.get("eos_token_id")) if eos_token_ids is None else eos_token_ids,
         "bos_token_id": raw.get("bos_token_id"),
@@ -73,7 +74,21 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def parse_rope(raw: Mapping[str, Any], faults: list[str]) -> RopeConfig:
+def _ropes(raw: Mapping[str, Any], family: Family, faults: list[str]) -> tuple[RopeConfig, RopeConfig | None]:
+    """The rotary embedding, and that of layers with a window where it is another."""
+    if not family.rope_by_layer_type:
+        return parse_rope(raw, faults, family.default_rope_theta), None
+    options = raw.get("rope_parameters")
+    if options and any(isinstance(value, Mapping) for value in options.values()):
+        beside = {key: value for key, value in raw.items() if key not in ("rope_scaling", "rope_theta")}
+        of_full = {**beside, "rope_parameters": options.get("full_attention")}
+        of_windows = {**beside, "rope_parameters": options.get("sliding_attention")}
+        return parse_rope(of_full, faults, family.default_rope_theta), parse_rope(of_windows, faults)
+    local = RopeConfig(theta=float(raw.get("rope_local_base_freq") or 10_000.0))
+    return parse_rope(raw, faults, family.default_rope_theta), local
+
+
+def parse_rope(raw: Mapping[str, Any], faults: list[str], default_theta: float = 10_000.0) -> RopeConfig:
     """Rotary options in either spelling: `rope_theta` and `rope_scaling`, or the newer `rope_parameters`.
 
     Unsupported ones are appended to `faults`.
@@ -82,7 +97,7 @@ def parse_rope(raw: Mapping[str, Any], faults: list[str]) -> RopeConfig:
     if any(isinstance(value, dict) for value in options.values()):
         faults.append(f"rope_parameters by layer type ({', '.join(options)}): only one set for all layers")
         return RopeConfig()
-    theta = float(options.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    theta = float(options.get("rope_theta") or raw.get("rope_theta") or default_theta)
     kind = options.get("rope_type") or options.get("type") or "default"
     partial = options.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
@@ -145,7 +160,7 @@ def _family(raw: Mapping[str, Any]) -> Family:
     for family in FAMILIES.values():
         if any(name in family.huggingface_architectures for name in classes):
             return family
-        if not classes and raw.get("model_type") == family.name:
+        if not classes and raw.get("model_type") in (family.name, *family.model_types):
             return family
     known = ", ".join(name for family in FAMILIES.values() for name in family.huggingface_architectures)
     raise ModelLoadError(

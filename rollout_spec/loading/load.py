@@ -14,6 +14,7 @@ from rollout_spec.errors import ModelLoadError
 from rollout_spec.loading import gguf_file, huggingface
 from rollout_spec.loading.checkpoint import assemble
 from rollout_spec.models import ModelConfig, Params
+from rollout_spec.sharding import MeshLayout
 from rollout_spec.tokenizer import Tokenizer
 
 
@@ -26,11 +27,14 @@ class LoadedModel:
     tokenizer: Tokenizer | None
 
 
-def load_model(path: str | os.PathLike[str], dtype: Any = None) -> LoadedModel:
+def load_model(
+    path: str | os.PathLike[str], dtype: Any = None, mesh: jax.sharding.Mesh | None = None
+) -> LoadedModel:
     """Load a Hugging Face folder (config.json, *.safetensors, tokenizer.json) or a .gguf file.
 
     dtype: of all weights, whatever they are stored in; None means float32 on CPU and bfloat16 elsewhere (CPUs
-    compute bfloat16 many times slower). Weights are converted one at a time, so memory peaks at the model in
+    compute bfloat16 many times slower). mesh: where the weights go, each shard to its device; None is the default
+    device. Weights are converted one at a time, so memory peaks at the model in
     `dtype` and one tensor. Raises ModelLoadError (a ValueError) that lists every fault found.
     """
     location = Path(path).expanduser()
@@ -43,10 +47,14 @@ def load_model(path: str | os.PathLike[str], dtype: Any = None) -> LoadedModel:
         dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     if location.is_dir():
         config = huggingface.read_config(location)
-        params = assemble(config, huggingface.tensors(location), dtype)
+        params = assemble(config, huggingface.tensors(location), dtype, _shardings(config, mesh))
         return LoadedModel(config, params, huggingface.read_tokenizer(location, config))
     if location.suffix == ".gguf":
         file = gguf_file.GGUFFile(location)
-        params = assemble(file.config, file.tensors(), dtype)
+        params = assemble(file.config, file.tensors(), dtype, _shardings(file.config, mesh))
         return LoadedModel(file.config, params, file.tokenizer())
     raise ModelLoadError(f"{location} is neither a folder nor a .gguf file: expected one of the two")
+
+
+def _shardings(config: ModelConfig, mesh: jax.sharding.Mesh | None) -> Params | None:
+    return None if mesh is None else MeshLayout(mesh, config).params()

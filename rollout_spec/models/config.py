@@ -11,6 +11,7 @@ import dataclasses
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +53,54 @@ class RopeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts, and how tokens are routed to them."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that a token goes through."""
+    intermediate_size: int
+    """Of each expert."""
+    layers: tuple[int, ...]
+    """Layers that have experts; the others have an MLP of the model's intermediate_size."""
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalised: bool = False
+    """The weights of a token's experts are divided by their sum."""
+    scale: float = 1.0
+    """Multiplies the weights."""
+    correction_bias: bool = False
+    """A learnt number an expert, added to its score where experts are chosen, and not where they are weighed."""
+    num_groups: int = 1
+    chosen_groups: int = 1
+    """Experts are chosen from so many of `num_groups` groups of neighbours."""
+    group_score_of: int = 1
+    """A group scores what so many of its best experts score together."""
+    shared_intermediate_size: int = 0
+    """Of the experts that every token goes through, taken together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention: sizes of what keys and values are compressed to. In elements."""
+
+    query_rank: int | None
+    """None: queries aren't compressed."""
+    kv_rank: int
+    nope_dim: int
+    """Dimensions of a head's queries and keys that aren't rotated."""
+    rope_dim: int
+    """Those that are; the key's are shared by all heads."""
+    value_dim: int
+    interleaved: bool = True
+    """The two numbers of a rotary pair stand side by side."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Sizes and options of a decoder-only transformer. All counts are in elements or tokens."""
 
     architecture: str
-    """Name of the family, a key of `rollout_spec.models.registry`: "llama", "qwen2"."""
+    """Name of the family, a key of `rollout_spec.models.FAMILIES`."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -75,14 +119,47 @@ class ModelConfig:
     mlp_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    activation: Activation = "silu"
+    """Of the gate in the MLP."""
+    qk_norm: bool = False
+    """RMSNorm over each head of q and k, before they are rotated."""
+    windows: tuple[int | None, ...] = ()
+    """By layer: how many positions a token sees, itself included; None is all. Empty: all on every layer."""
+    windowed_rope: RopeConfig | None = None
+    """Rotary embedding of the layers with a window, where it differs from the others'."""
+    query_scale: float | None = None
+    """q . k is multiplied by query_scale ** -0.5; None means head_dim."""
+    attention_soft_cap: float | None = None
+    """Attention scores become cap * tanh(score / cap)."""
+    logit_soft_cap: float | None = None
+    """Logits become cap * tanh(logit / cap)."""
+    norm_offset: bool = False
+    """Norms multiply by 1 + scale, in float32."""
+    output_norms: bool = False
+    """A norm behind attention and MLP too, before each is added to the residual stream."""
+    experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
+    """Attention over latents, of one key head; `num_kv_heads` is 1 and `head_dim` that of expanded queries."""
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by sqrt(hidden_size), rounded to the weights' dtype."""
 
     @property
     def attention_scale(self) -> float:
         """Multiplier of q . k before the softmax."""
-        return float(self.head_dim) ** -0.5
+        return float(self.head_dim if self.query_scale is None else self.query_scale) ** -0.5
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a token of that layer sees, itself included; None is all."""
+        return self.windows[layer] if self.windows else None
 
     @property
     def max_length(self) -> int:
         """Longest sequence the model takes, in tokens."""
-        limit = self.rope.max_length
-        return self.max_position_embeddings if limit is None else min(limit, self.max_position_embeddings)
+        ropes = [self.rope] if self.windowed_rope is None else [self.rope, self.windowed_rope]
+        limits = [rope.max_length for rope in ropes if rope.max_length is not None]
+        return min([self.max_position_embeddings, *limits])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rollout_spec.models.config import ModelConfig
-from rollout_spec.models.layers import Attend, DecoderLayer, Embedding, Linear, RMSNorm, matmul_precision
+from rollout_spec.models.layers import Attend, DecoderLayer, Embedding, Linear, hidden_norm, matmul_precision
 from rollout_spec.models.rope import rotary_table
 
 
@@ -21,9 +21,13 @@ class DecoderModel(nnx.Module):
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nnx.List([DecoderLayer(config) for _ in range(config.num_layers)])
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nnx.List([self.new_layer(config, layer) for layer in range(config.num_layers)])
+        self.norm = hidden_norm(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+
+    def new_layer(self, config: ModelConfig, layer: int) -> DecoderLayer:
+        """The residual block of that layer."""
+        return DecoderLayer(config, layer)
 
     def __call__(self, token_ids: jax.Array, positions: jax.Array | None = None) -> jax.Array:
         """Logits of whole sequences, without a cache: for training and scoring; differentiable.
@@ -38,7 +42,12 @@ class DecoderModel(nnx.Module):
 
         def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             rows = [heads.reshape(batch, length, *heads.shape[1:]) for heads in (q, k, v)]
-            return causal_attention(*rows, scale=self.config.attention_scale).reshape(q.shape)
+            return causal_attention(
+                *rows,
+                scale=self.config.attention_scale,
+                sliding_window=self.config.window(layer),
+                soft_cap=self.config.attention_soft_cap,
+            ).reshape(*q.shape[:-1], -1)
 
         hidden = self.hidden_states(token_ids.reshape(-1), positions.reshape(-1), attend)
         return self.unembed(hidden).reshape(batch, length, -1)
@@ -47,30 +56,52 @@ class DecoderModel(nnx.Module):
         """Hidden states after the final norm, [T, E], of token_ids int32[T] at positions int32[T].
 
         `attend(layer, q [T, Hq, D], k [T, Hk, D], v [T, Hk, D]) -> [T, Hq, D]` gets rotated q and k, and
-        decides what each token sees; it should scale scores by `config.attention_scale`. Which tokens belong
-        together is its business alone: the rest of the network works on each token by itself.
+        decides what each token sees; it should scale scores by `config.attention_scale`, and heed
+        `config.window(layer)` and `config.attention_soft_cap`. Which tokens belong together is its business
+        alone: the rest of the network works on each token by itself.
         """
-        table = rotary_table(positions, self.config.rope, self.config.head_dim)
+        config = self.config
+        table = rotary_table(positions, config.rope, config.rotary_dim)
+        windowed = table
+        if config.windowed_rope is not None:
+            windowed = rotary_table(positions, config.windowed_rope, config.rotary_dim)
         hidden = self.embed_tokens(token_ids)
+        if config.scaled_embedding:
+            hidden = hidden * jnp.asarray(config.hidden_size**0.5, hidden.dtype)
         for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, table, index, attend)
+            hidden = layer(hidden, table if config.window(index) is None else windowed, index, attend)
         return self.norm(hidden)
 
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """Logits float32[T, V] of hidden states [T, E]."""
         if self.lm_head is None:
-            return self.embed_tokens.unembed(hidden)
-        kernel = self.lm_head.kernel[...]
-        return jnp.matmul(
-            hidden, kernel, precision=matmul_precision(kernel.dtype), preferred_element_type=jnp.float32
-        )
+            logits = self.embed_tokens.unembed(hidden)
+        else:
+            kernel = self.lm_head.kernel[...]
+            logits = jnp.matmul(
+                hidden, kernel, precision=matmul_precision(kernel.dtype), preferred_element_type=jnp.float32
+            )
+        return soft_capped(logits, self.config.logit_soft_cap)
 
 
-def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float) -> jax.Array:
+def soft_capped(scores: jax.Array, cap: float | None) -> jax.Array:
+    """cap * tanh(scores / cap); the scores themselves if there is no cap."""
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+
+def causal_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> jax.Array:
     """Softmax attention of each token over those up to itself.
 
-    q [B, T, Hq, D], k and v [B, T, Hk, D] -> [B, T, Hq, D]; query head h reads key head h // (Hq / Hk).
-    Scores and softmax are float32.
+    q [B, T, Hq, D], k [B, T, Hk, D], v [B, T, Hk, Dv] -> [B, T, Hq, Dv]; query head h reads key head
+    h // (Hq / Hk). Scores and softmax are float32. sliding_window: positions that a token sees, itself included.
     """
     batch, length, query_heads, head_dim = q.shape
     precision = matmul_precision(q.dtype)
@@ -78,7 +109,9 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float) 
     scores = jnp.einsum(
         "bqhgd,bkhd->bhgqk", grouped, k, precision=precision, preferred_element_type=jnp.float32
     )
-    visible = jnp.tril(jnp.ones((length, length), dtype=bool))
-    weights = jax.nn.softmax(jnp.where(visible, scores * scale, -jnp.inf), axis=-1).astype(v.dtype)
+    distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    visible = (distance >= 0) & (distance < (length if sliding_window is None else sliding_window))
+    scores = soft_capped(scores * scale, soft_cap)
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(v.dtype)
     mixed = jnp.einsum("bhgqk,bkhd->bqhgd", weights, v, precision=precision)
-    return mixed.reshape(batch, length, query_heads, head_dim)
+    return mixed.reshape(batch, length, query_heads, v.shape[-1])

@@ -61,16 +61,22 @@ class Embedding(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale (https://arxiv.org/abs/1910.07467)."""
+    """x / rms(x) * scale over the last axis (https://arxiv.org/abs/1910.07467).
 
-    def __init__(self, size: int, epsilon: float) -> None:
-        self.scale = nnx.Param(jnp.ones((size,)))
+    offset: multiply by 1 + scale, before rounding to the dtype of x.
+    """
+
+    def __init__(self, size: int, epsilon: float, *, offset: bool = False) -> None:
+        self.scale = nnx.Param(jnp.zeros((size,)) if offset else jnp.ones((size,)))
         self.epsilon = epsilon
+        self.offset = offset
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         wide = inputs.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)
+        if self.offset:
+            return (normed * (1.0 + self.scale[...].astype(jnp.float32))).astype(inputs.dtype)
         return normed.astype(inputs.dtype) * self.scale[...]
 
 
@@ -84,36 +90,75 @@ class Attention(nnx.Module):
         self.k_proj = Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.v_proj = Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = Linear(queries, config.hidden_size, bias=config.attention_out_bias)
+        self.q_norm = head_norm(config) if config.qk_norm else None
+        self.k_norm = head_norm(config) if config.qk_norm else None
 
     def __call__(self, inputs: jax.Array, table: RotaryTable, layer: int, attend: Attend) -> jax.Array:
         tokens = inputs.shape[0]
-        q = rotate(self.q_proj(inputs).reshape(tokens, -1, self.head_dim), table)
-        k = rotate(self.k_proj(inputs).reshape(tokens, -1, self.head_dim), table)
+        q = self.q_proj(inputs).reshape(tokens, -1, self.head_dim)
+        k = self.k_proj(inputs).reshape(tokens, -1, self.head_dim)
         v = self.v_proj(inputs).reshape(tokens, -1, self.head_dim)
-        return self.o_proj(attend(layer, q, k, v).reshape(tokens, -1))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return self.o_proj(attend(layer, rotate(q, table), rotate(k, table), v).reshape(tokens, -1))
+
+
+def head_norm(config: ModelConfig) -> RMSNorm:
+    """A norm over the dimensions of a head."""
+    return RMSNorm(config.head_dim, config.rms_norm_eps, offset=config.norm_offset)
+
+
+def hidden_norm(config: ModelConfig) -> RMSNorm:
+    """A norm over the residual stream."""
+    return RMSNorm(config.hidden_size, config.rms_norm_eps, offset=config.norm_offset)
+
+
+def activate(config: ModelConfig, gate: jax.Array) -> jax.Array:
+    """The MLP's non-linearity."""
+    return jax.nn.silu(gate) if config.activation == "silu" else jax.nn.gelu(gate, approximate=True)
 
 
 class GatedMLP(nnx.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202)."""
+    """SwiGLU or GeGLU: down(activation(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202)."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+    def __init__(self, config: ModelConfig, intermediate_size: int | None = None) -> None:
+        """intermediate_size: None is the model's."""
+        width = config.intermediate_size if intermediate_size is None else intermediate_size
+        self.config = config
+        self.gate_proj = Linear(config.hidden_size, width, bias=config.mlp_bias)
+        self.up_proj = Linear(config.hidden_size, width, bias=config.mlp_bias)
+        self.down_proj = Linear(width, config.hidden_size, bias=config.mlp_bias)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        return self.down_proj(jax.nn.silu(self.gate_proj(inputs)) * self.up_proj(inputs))
+        return self.down_proj(activate(self.config, self.gate_proj(inputs)) * self.up_proj(inputs))
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm residual block: attention, then MLP."""
+    """Residual block: norm, attention, norm, MLP; with `output_norms` a norm behind each of the two as well."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(config)
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        self.output_norms = config.output_norms
+        self.input_layernorm = hidden_norm(config)
+        self.self_attn = self.new_attention(config, layer)
+        self.post_attention_layernorm = hidden_norm(
+            config
+        )  # in front of the MLP, unless there are output norms
+        self.mlp = self.new_mlp(config, layer)
+        self.pre_feedforward_layernorm = hidden_norm(config) if config.output_norms else None
+        self.post_feedforward_layernorm = hidden_norm(config) if config.output_norms else None
+
+    def new_attention(self, config: ModelConfig, layer: int) -> nnx.Module:
+        """The attention of that layer."""
+        return Attention(config)
+
+    def new_mlp(self, config: ModelConfig, layer: int) -> nnx.Module:
+        """The MLP of that layer."""
+        return GatedMLP(config)
 
     def __call__(self, hidden: jax.Array, table: RotaryTable, layer: int, attend: Attend) -> jax.Array:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), table, layer, attend)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        attended = self.self_attn(self.input_layernorm(hidden), table, layer, attend)
+        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+            hidden = hidden + attended
+            return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = hidden + self.post_attention_layernorm(attended)
+        return hidden + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))

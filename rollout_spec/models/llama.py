@@ -26,5 +26,6 @@ FAMILY = Family(
     module=DecoderModel,
     huggingface_architectures=("LlamaForCausalLM",),
     huggingface_options=_options,
+    in_gguf=True,
     gguf_rotary_interleaved=True,
 )

@@ -7,19 +7,11 @@ from typing import Any
 
 from rollout_spec.models.decoder import DecoderModel
 from rollout_spec.models.family import Family
+from rollout_spec.models.windows import qwen_windows
 
 
 def _options(config: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
-    windowed = [kind for kind in config.get("layer_types") or () if kind != "full_attention"]
-    if windowed:
-        faults.append(f"layer_types: {len(windowed)} layers are {sorted(set(windowed))}; only full_attention")
-    elif config.get("use_sliding_window") and "layer_types" not in config:
-        first_windowed = config.get("max_window_layers", 28)
-        if first_windowed < config.get("num_hidden_layers", 0) and config.get("sliding_window", 4096):
-            faults.append(
-                f"use_sliding_window=true windows the layers from {first_windowed} on; only full attention"
-            )
-    return {"attention_bias": True}
+    return {"attention_bias": True, "windows": qwen_windows(config, faults)}
 
 
 FAMILY = Family(
@@ -27,4 +19,5 @@ FAMILY = Family(
     module=DecoderModel,
     huggingface_architectures=("Qwen2ForCausalLM",),
     huggingface_options=_options,
+    in_gguf=True,
 )

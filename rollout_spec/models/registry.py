@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from rollout_spec.errors import ModelLoadError
-from rollout_spec.models import llama, qwen2
+from rollout_spec.models import deepseek, gemma2, gemma3, llama, mimo, mistral, qwen2, qwen3, qwen3_moe
 from rollout_spec.models.config import ModelConfig
 from rollout_spec.models.decoder import DecoderModel
 from rollout_spec.models.family import Family
@@ -20,7 +20,21 @@ from rollout_spec.models.family import Family
 Params = dict[Any, Any]
 """Nested dict of arrays as of `nnx.to_pure_dict`: {"embed_tokens": {...}, "layers": {0: {...}, ...}, ...}."""
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (llama.FAMILY, qwen2.FAMILY)}
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        llama.FAMILY,
+        mistral.FAMILY,
+        qwen2.FAMILY,
+        mimo.FAMILY,
+        qwen3.FAMILY,
+        qwen3_moe.FAMILY,
+        gemma2.FAMILY,
+        gemma3.FAMILY,
+        deepseek.V2,
+        deepseek.V3,
+    )
+}
 
 
 def family_of(architecture: str) -> Family:
@@ -54,8 +68,8 @@ def init_params(config: ModelConfig, seed: int = 0, dtype: Any = jnp.float32) ->
     """Random weights for tests and for training from nothing, the same on every platform.
 
     Matrices are normal with variance 1 / fan-in (the embedding: 1 / hidden_size), so that logits have a
-    standard deviation near 1 and depend on the context; biases are normal with deviation 0.1; norm scales lie
-    around 1.
+    standard deviation near 1 and depend on the context; biases are normal with deviation 0.1; norms multiply by
+    numbers around 1.
     """
     generator = np.random.default_rng(seed)
 
@@ -63,11 +77,11 @@ def init_params(config: ModelConfig, seed: int = 0, dtype: Any = jnp.float32) ->
         kind = list(path)[-1].key
         noise = generator.standard_normal(leaf.shape, dtype=np.float32)
         if kind == "scale":
-            values = 1 + 0.1 * noise
-        elif kind == "bias":
+            values = (0 if config.norm_offset else 1) + 0.1 * noise
+        elif kind in ("bias", "e_score_correction_bias"):
             values = 0.1 * noise
         else:
-            fan_in = config.hidden_size if kind == "embedding" else leaf.shape[0]
+            fan_in = config.hidden_size if kind == "embedding" else leaf.shape[-2]
             values = noise * np.float32(fan_in**-0.5)
         return jnp.asarray(values, dtype=dtype)
 

@@ -70,7 +70,7 @@ def begin(config: ModelConfig, params: dict) -> Callable[[], str]:
 def digest(config: ModelConfig, dtype: Any, sums: list[jax.Array]) -> str:
     """The text for the sums of all weights, uint32[2] each, in the order of the params tree."""
     lines = []
-    for (name, shape), pair in zip(names.expected_shapes(config).items(), jax.device_get(sums), strict=True):
+    for (name, shape), pair in zip(names.leaf_shapes(config).items(), jax.device_get(sums), strict=True):
         lines.append(f"{name} {shape} {np.dtype(dtype).name} {int(pair[0]):08x}{int(pair[1]):08x}\n")
     return hashlib.blake2b("".join(sorted(lines)).encode(), digest_size=16).hexdigest()
 

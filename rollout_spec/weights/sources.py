@@ -16,6 +16,7 @@ from ..errors import ModelLoadError, WeightUpdateError
 from ..loading.checkpoint import LazyTensor
 from ..models import ModelConfig
 from . import adapters, names
+from .stacks import Stacks
 
 Key = tuple[str, ...]
 """Path of a leaf in the params tree, as strings, so that layers match under int and text keys."""
@@ -130,6 +131,7 @@ class Pairs:
 
     def entries(self, config: ModelConfig, faults: list[str]) -> Iterator[Entry]:
         paths = names.expected_paths(config)
+        stacks = Stacks(config)
 
         def entry(pair: Any) -> Entry | None:
             try:
@@ -142,11 +144,14 @@ class Pairs:
                 return None
             if names.is_ignored(config, name):
                 return None
+            if name in stacks.parts:
+                return stacks.add(name, value, faults)
             path = paths.get(name)
             return Entry(name, (name,) if path is None else tuple(map(str, path)), value, hf_layout=True)
 
         # map and filter, unlike a loop with variables, let go of a pair before they ask for the next.
-        return filter(None, map(entry, self.pairs))
+        yield from filter(None, map(entry, self.pairs))
+        faults.extend(stacks.missing())
 
     def prepare(self, targets: Targets) -> None:
         pass

@@ -53,6 +53,85 @@ _YARN = {
     "beta_slow": 0.05,
 }
 
+_MISTRAL: dict[str, Any] = {
+    **_LLAMA,
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "sliding_window": 5,
+}
+_QWEN3: dict[str, Any] = {
+    **_QWEN2,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "head_dim": 16,
+}
+_GEMMA2: dict[str, Any] = {
+    **_LLAMA,
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 5,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
+del _GEMMA2["hidden_act"]
+_GEMMA3: dict[str, Any] = {
+    **{key: value for key, value in _GEMMA2.items() if not key.endswith("softcapping")},
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "query_pre_attn_scalar": 16,
+    "sliding_window_pattern": 2,
+}
+_MIMO: dict[str, Any] = {**_QWEN2, "architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+_QWEN3_MOE: dict[str, Any] = {
+    **_QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+_DEEPSEEK_V2: dict[str, Any] = {
+    **{key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"},
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "q_lora_rank": None,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.5,
+}
+_DEEPSEEK_V3: dict[str, Any] = {
+    **{key: value for key, value in _DEEPSEEK_V2.items() if key != "topk_method"},
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "q_lora_rank": 14,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+
 CASES: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "llama tied": {**_LLAMA, "tie_word_embeddings": True},
@@ -93,6 +172,86 @@ CASES: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "sliding_window": 8,
         "max_window_layers": 2,
+    },
+    "qwen2 window on one layer": {
+        **_QWEN2,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+    },
+    "mimo": {**_MIMO, "rope_theta": 640000.0, "num_nextn_predict_layers": 1},
+    "mistral": _MISTRAL,
+    "mistral no window": {**_MISTRAL, "sliding_window": None, "head_dim": 12, "rms_norm_eps": 1e-2},
+    "mistral one kv head": {
+        **_MISTRAL,
+        "num_key_value_heads": 1,
+        "rope_theta": 1000000.0,
+        "sliding_window": 1,
+    },
+    "qwen3": _QWEN3,
+    "qwen3 tied, yarn": {**_QWEN3, "tie_word_embeddings": True, "rope_scaling": _YARN, "head_dim": 8},
+    "qwen3 window, bias": {
+        **_QWEN3,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 1,
+    },
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_moe not normalised": {**_QWEN3_MOE, "norm_topk_prob": False, "num_experts_per_tok": 4},
+    "qwen3_moe dense layers": {
+        **_QWEN3_MOE,
+        "num_hidden_layers": 3,
+        "decoder_sparse_step": 2,
+        "tie_word_embeddings": True,
+        "num_experts_per_tok": 1,
+    },
+    "deepseek_v2": _DEEPSEEK_V2,
+    "deepseek_v2 groups": {
+        **_DEEPSEEK_V2,
+        "q_lora_rank": 14,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "deepseek_v2 yarn": {
+        **_DEEPSEEK_V2,
+        "first_k_dense_replace": 0,
+        "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.4},
+    },
+    "deepseek_v3": _DEEPSEEK_V3,
+    "deepseek_v3 yarn": {**_DEEPSEEK_V3, "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    "deepseek_v3 not interleaved": {
+        **_DEEPSEEK_V3,
+        "rope_interleave": False,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+    },
+    "gemma2": _GEMMA2,
+    "gemma2 no caps": {**_GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma2 windows by layer": {
+        **_GEMMA2,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_key_value_heads": 4,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-2,
+    },
+    "gemma3": _GEMMA3,
+    "gemma3 linear": {
+        **{key: _GEMMA3[key] for key in _GEMMA3 if key not in ("rope_theta", "rope_local_base_freq")},
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
+    "gemma3 untied, cap": {
+        **_GEMMA3,
+        "tie_word_embeddings": False,
+        "final_logit_softcapping": 4.0,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 40,
     },
 }
 

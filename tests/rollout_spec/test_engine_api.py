@@ -34,9 +34,9 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         assert str(tmp_path) in str(raised.value)
 
 
-def test_a_mesh_is_refused() -> None:
+def test_a_mesh_of_unknown_axes_is_refused() -> None:
     mesh = jax.make_mesh((1,), ("x",))
-    with pytest.raises(ConfigError, match="mesh"):
+    with pytest.raises(ConfigError, match="mesh axes must be of data, model, expert; got x"):
         RolloutEngine(MODEL.config, MODEL.params, mesh=mesh)
 
 

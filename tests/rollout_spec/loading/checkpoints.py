@@ -95,6 +95,7 @@ def write_gguf(
             str: writer.add_string,
             int: writer.add_uint32,
             float: writer.add_float32,
+            bool: writer.add_bool,
             list: writer.add_array,
         }
         add[type(value)](key, value)
@@ -102,6 +103,8 @@ def write_gguf(
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == config.architecture)
     name_map = gguf.get_tensor_name_map(architecture, config.num_layers)
     for name, array in tensors.items():
+        if config.norm_offset and name.endswith("norm.weight"):
+            array = 1 + array
         if config.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
             halves = array.reshape(heads, 2, -1, *array.shape[1:])  # rows of each half of a head

@@ -84,6 +84,12 @@ def test_smollm2_has_the_published_configuration(smollm2_path: Path) -> None:
         ("llama yarn attention_factor", {**YARN, "rope.scaling.attn_factor": 1.5 / (0.1 * np.log(4.0) + 1)}),
         ("qwen2", {}),
         ("qwen2 tied", {}),
+        ("qwen3", {}),
+        ("gemma3", {"attention.sliding_window": 5, "attention.sliding_window_pattern": 2}),
+        (
+            "gemma3",
+            {"attention.sliding_window": 5, "attention.sliding_window_pattern": [True, False, True]},
+        ),
     ],
 )
 def test_small_files_give_transformers_logits(tmp_path: Path, case: str, metadata: dict[str, Any]) -> None:

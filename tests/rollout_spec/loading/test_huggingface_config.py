@@ -51,7 +51,7 @@ def test_the_model_type_stands_in_for_missing_class_names() -> None:
 )
 def test_unknown_architectures_are_refused_with_the_supported_ones(names: list[str] | None) -> None:
     raw = {**LLAMA, "architectures": names, "model_type": "mamba" if names is None else "llama"}
-    with pytest.raises(ModelLoadError, match=r"unknown architecture .*LlamaForCausalLM, Qwen2ForCausalLM"):
+    with pytest.raises(ModelLoadError, match=r"unknown architecture .*LlamaForCausalLM, .*Qwen2ForCausalLM"):
         parse_config(raw)
 
 
@@ -88,23 +88,57 @@ def test_every_unsupported_option_is_listed_at_once() -> None:
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 @pytest.mark.parametrize(
-    ("options", "refused"),
+    ("options", "windows"),
     [
-        ({"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}, True),
-        ({"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 8}, False),
-        ({"use_sliding_window": False, "max_window_layers": 0, "sliding_window": 8}, False),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, True),
-        ({"layer_types": ["full_attention", "full_attention"], "use_sliding_window": True}, False),
+        ({"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}, (None, 8)),
+        ({"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 8}, ()),
+        ({"use_sliding_window": False, "max_window_layers": 0, "sliding_window": 8}, ()),
+        (
+            {
+                "layer_types": ["sliding_attention", "full_attention"],
+                "use_sliding_window": True,
+                "sliding_window": 3,
+            },
+            (3, None),
+        ),
+        ({"layer_types": ["full_attention", "full_attention"], "use_sliding_window": True}, ()),
     ],
 )
-def test_qwen2_windows_are_refused_where_they_would_matter(options: dict[str, Any], refused: bool) -> None:
-    raw = {**QWEN2, **options}
-    if refused:
-        with pytest.raises(ModelLoadError, match="only full"):
-            parse_config(raw)
-    else:
-        parse_config(raw)
+def test_windows_of_qwen_layers(
+    family: str, options: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert parse_config({**CASES[family], **options}).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "named"),
+    [
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window is None"),
+        ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu'"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+        ("gemma3", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ],
+)
+def test_options_that_a_family_does_not_have_are_refused_by_name(
+    case: str, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=named):
+        parse_config({**CASES[case], **options})
+
+
+def test_gemma3_layers_with_a_window_have_a_rotary_base_of_their_own() -> None:
+    old, new = parse_config(CASES["gemma3"]), parse_config(CASES["gemma3 linear"])
+    assert (old.rope, old.windowed_rope) == (RopeConfig(theta=1e6), RopeConfig(theta=1e4))
+    assert (new.rope, new.windowed_rope) == (RopeConfig("linear", 5e4, 8.0), RopeConfig(theta=300.0))
+    assert (old.windows, old.query_scale, old.tie_word_embeddings) == ((5, None, 5), 16.0, True)
 
 
 def test_both_spellings_of_rotary_options_agree() -> None:

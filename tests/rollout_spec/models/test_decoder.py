@@ -33,14 +33,14 @@ TINY = ModelConfig(
 
 
 def case_params(config: ModelConfig) -> Params:
-    params = jax.tree.map(lambda leaf: None, abstract_params(config))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract_params(config))
     for name, shape in expected_shapes(config).items():
         path, array = from_hf(config, name, cases.weight(name, shape))
         branch = params
         for part in path[:-1]:
             branch = branch[part]
-        branch[path[-1]] = jnp.asarray(array)
-    return params
+        branch[path[-1]] = np.asarray(array)
+    return jax.tree.map(jnp.asarray, params)
 
 
 @pytest.mark.parametrize("case", cases.CASES)

@@ -1,0 +1,279 @@
+"""Whether a model fits a TPU slice: the engine's step, compiled for it by the real TPU compiler, without a TPU.
+
+Weights are shapes only. libtpu, which carries the compiler, comes with `pip install "rollout-spec[tpu]"`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import time
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from .chips import Slice
+from .config import EngineConfig
+from .errors import CapacityError, ConfigError, MissingExtraError
+from .models import ModelConfig, abstract_params
+from .sharding import MeshLayout
+from .step import cache_shape, compiled_step, new_state, state_sharding
+from .step_inputs import StepShape, batch_layout
+
+USABLE = 0.95
+"""Of a chip's memory; the rest is the runtime's."""
+_NARROWEST = 128  # columns of a matrix unit; experts aren't cut thinner
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """What the compiler says of one size of step. Bytes are of one chip."""
+
+    name: str
+    shape: StepShape
+    argument_bytes: int
+    temporary_bytes: int
+    output_bytes: int
+    """That aren't written over arguments."""
+    code_bytes: int
+    collectives: dict[str, int]
+    kernels: int
+    """Calls of Pallas kernels."""
+    compile_s: float
+    roofline_s: float
+    """The least that memory and arithmetic allow, with all sequences half grown."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.argument_bytes + self.temporary_bytes + self.output_bytes + self.code_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A model on a slice. Bytes are of one chip."""
+
+    slice: Slice
+    mesh_shape: dict[str, int]
+    weight_bytes: int
+    page_bytes: int
+    pages: int
+    """Of the cache that was compiled: as `max_seqs` sequences of `max_len` need, or as many as fit."""
+    pages_needed: int
+    pages_available: int
+    """That would fit beside weights and the largest step's temporaries."""
+    page_size: int
+    steps: tuple[CompiledStep, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the largest step fits, with room for at least one sequence."""
+        return max(step.peak_bytes for step in self.steps) <= USABLE * self.slice.chip.hbm_bytes
+
+
+def fit(model: ModelConfig, where: Slice, *, max_seqs: int, max_len: int, draft_nodes: int) -> Fit:
+    """Compiles the plain step and the tree step of `max_seqs` sequences in bfloat16.
+
+    Raises CapacityError, saying what would fit, where weights and the cache of one sequence are more than a slice
+    holds; ConfigError where the model can't be divided over it; MissingExtraError without libtpu.
+    """
+    layout = choose_mesh(model, _devices(where))
+    page_size, pages_per_sequence = 16, -(-(max_len + draft_nodes) // 16)
+    weight_bytes = _bytes_on_a_chip(abstract_params(model, jnp.bfloat16), layout.params())
+    page_bytes = _page_bytes(layout, page_size)
+    room = int(USABLE * where.chip.hbm_bytes) - weight_bytes
+    if room < pages_per_sequence * page_bytes:
+        raise CapacityError(
+            _too_small(where, weight_bytes, pages_per_sequence * page_bytes, room, page_bytes)
+        )
+    needed = max_seqs * pages_per_sequence
+    pages = min(needed, int(0.8 * room) // page_bytes)
+    config = EngineConfig(max_seqs=max_seqs, max_seq_len=max_len, page_size=page_size, kernel="pallas")
+    sizes = {"plain": max_seqs}
+    if draft_nodes:
+        sizes["tree"] = -(-max_seqs * (draft_nodes + 1) // 8) * 8
+    steps = tuple(
+        _compile(layout, config, where, name, StepShape(tokens, max_seqs, tokens), pages, pages_per_sequence)
+        for name, tokens in sizes.items()
+    )
+    beside = max(step.peak_bytes for step in steps) - pages * page_bytes
+    available = max(0, (int(USABLE * where.chip.hbm_bytes) - beside) // page_bytes)
+    return Fit(
+        slice=where,
+        mesh_shape=dict(layout.mesh.shape),
+        weight_bytes=weight_bytes,
+        page_bytes=page_bytes,
+        pages=pages,
+        pages_needed=needed,
+        pages_available=available,
+        page_size=page_size,
+        steps=steps,
+    )
+
+
+def choose_mesh(model: ModelConfig, devices: np.ndarray) -> MeshLayout:
+    """The mesh of axes `expert` and `model` on which a chip holds least; among equals, the widest `model`."""
+    faults: list[str] = []
+    found: list[tuple[int, int, MeshLayout]] = []
+    for split in range(1, devices.size + 1):
+        if devices.size % split or (model.experts is None and split != devices.size):
+            continue
+        width = model.experts.intermediate_size if model.experts is not None else None
+        if width is not None and (width % split or (split > 1 and width // split < _NARROWEST)):
+            continue
+        grid = devices.reshape(devices.size // split, split)
+        try:
+            layout = MeshLayout(Mesh(grid, ("expert", "model")), model)
+        except ConfigError as error:
+            faults.append(str(error))
+            continue
+        held = _bytes_on_a_chip(abstract_params(model, jnp.bfloat16), layout.params())
+        found.append((held + 1024 * _page_bytes(layout, 16), -split, layout))
+    if not found:
+        raise ConfigError("; ".join(faults) or f"the experts can't be divided over {devices.size} chips")
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+def _devices(where: Slice) -> np.ndarray:
+    """Descriptions of the slice's chips."""
+    os.environ.setdefault(
+        "TPU_SKIP_MDS_QUERY", "1"
+    )  # libtpu would ask a cloud's metadata server what it runs on
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v6e-4")
+    from jax.experimental import topologies
+
+    try:
+        description = topologies.get_topology_desc(platform="tpu", topology_name=where.topology)
+    except Exception as error:  # jax raises several kinds
+        raise MissingExtraError(
+            f"the TPU compiler isn't available ({error}); install libtpu with pip install 'rollout-spec[tpu]'"
+        ) from error
+    return np.array(description.devices[: where.num_chips])
+
+
+def _compile(
+    layout: MeshLayout,
+    config: EngineConfig,
+    where: Slice,
+    name: str,
+    shape: StepShape,
+    pages: int,
+    pages_per_sequence: int,
+) -> CompiledStep:
+    model = layout.config
+    step: Any = compiled_step(model, config.kernel, layout.everywhere, layout, config.max_seqs)
+    state = jax.eval_shape(
+        lambda: new_state(
+            model, num_pages=pages, page_size=config.page_size, slots=config.max_seqs, dtype=jnp.bfloat16
+        )
+    )
+    arguments = (
+        _placed(abstract_params(model, jnp.bfloat16), layout.params()),
+        _placed(state, state_sharding(layout, config.max_seqs)),
+        _placed(
+            jax.eval_shape(lambda: jnp.asarray(batch_layout(shape, pages_per_sequence).new().buffer)),
+            layout.everywhere,
+        ),
+    )
+    start = time.perf_counter()
+    compiled = step.lower(*arguments, shape, pages_per_sequence).compile()
+    seconds = time.perf_counter() - start
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    return CompiledStep(
+        name=name,
+        shape=shape,
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        code_bytes=memory.generated_code_size_in_bytes,
+        collectives=_collectives(text),
+        kernels=text.count('custom_call_target="tpu_custom_call"'),
+        compile_s=seconds,
+        roofline_s=roofline_s(layout, where, shape, config.max_seq_len or 0),
+    )
+
+
+def roofline_s(layout: MeshLayout, where: Slice, shape: StepShape, max_len: int) -> float:
+    """The least time of a step, in seconds: each weight that is used and each cached token read once, or the products.
+
+    Sequences are taken to be half grown. Collectives are not in it.
+    """
+    model = layout.config
+    weights = abstract_params(model, jnp.bfloat16)
+    held = _bytes_on_a_chip(weights, layout.params())
+    read, products = float(held), 0.0
+    for path, leaf in jax.tree_util.tree_flatten_with_path(weights)[0]:
+        if path[-1].key != "kernel":
+            continue
+        size = math.prod(leaf.shape)
+        if leaf.ndim == 3 and model.experts is not None:
+            used = model.experts.num_chosen / model.experts.num_experts
+            hit = 1.0 - (1.0 - used) ** shape.tokens  # of experts, if routing is even
+            on_a_chip = 2.0 * math.prod(_sharding_of(layout.params(), path).shard_shape(leaf.shape))
+            read -= (1.0 - hit) * on_a_chip
+            size = int(size * used)
+        products += 2.0 * size * shape.tokens
+    if model.tie_word_embeddings:
+        products += 2.0 * model.vocab_size * model.hidden_size * shape.tokens
+    page_size = 16
+    read += shape.sequences * (max_len / 2) / page_size * _page_bytes(layout, page_size)
+    chips = where.num_chips
+    return max(read / where.chip.hbm_bytes_per_s, products / (chips * where.chip.bfloat16_flops))
+
+
+def _sharding_of(shardings: Any, path: Any) -> jax.sharding.NamedSharding:
+    for key in path:
+        shardings = shardings[key.key]
+    return shardings
+
+
+def _placed(tree: Any, shardings: Any) -> Any:
+    if isinstance(shardings, jax.sharding.Sharding):
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings), tree
+        )
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
+
+
+def _bytes_on_a_chip(tree: Any, shardings: Any) -> int:
+    sizes = jax.tree.map(
+        lambda leaf, sharding: math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize,
+        tree,
+        shardings,
+    )
+    return sum(jax.tree.leaves(sizes))
+
+
+def _page_bytes(layout: MeshLayout, page_size: int) -> int:
+    shape = cache_shape(layout.config, num_pages=1, page_size=page_size, dtype=jnp.bfloat16)
+    return math.prod(layout.cache.shard_shape(shape)) * 2 * layout.config.num_layers
+
+
+def _collectives(text: str) -> dict[str, int]:
+    """How often each kind stands in the compiled program."""
+    kinds = "|".join(_COLLECTIVES)
+    return dict(Counter(re.findall(rf"= [^=\n]*? ({kinds})(?:-start)?\(", text)))
+
+
+def _too_small(where: Slice, weights: int, cache: int, room: int, page_bytes: int) -> str:
+    hbm = where.chip.hbm_bytes
+    if room <= 0:
+        return (
+            f"{where.name}: weights need {weights / 2**30:.1f} GiB a chip, and it has {hbm / 2**30:.0f} GiB; "
+            "a larger slice would do"
+        )
+    return (
+        f"{where.name}: one sequence needs {cache / 2**30:.2f} GiB of cache a chip beside {weights / 2**30:.1f} GiB of "
+        f"weights, and {room / 2**30:.2f} GiB are left; {room // page_bytes * 16:,} tokens would fit"
+    )
