@@ -142,11 +142,12 @@ def choose_mesh(model: ModelConfig, devices: np.ndarray) -> MeshLayout:
 
 def _devices(where: Slice) -> np.ndarray:
     """Descriptions of the slice's chips."""
-    os.environ.setdefault(
-        "TPU_SKIP_MDS_QUERY", "1"
-    )  # libtpu would ask a cloud's metadata server what it runs on
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v6e-4")
+    os.environ.update(  # nothing here is a TPU, whatever libtpu would find out or be told
+        TPU_SKIP_MDS_QUERY="1",
+        TPU_WORKER_HOSTNAMES="localhost",
+        TPU_ACCELERATOR_TYPE="v6e-4",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    )
     from jax.experimental import topologies
 
     try:
