@@ -114,17 +114,30 @@ MODELS: dict[str, Callable[[], Case]] = {
 CASES = MEASURED | MODELS
 
 
-def hbm_bytes(*, tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
-    """(what a bf16 call moves between HBM and core, the least possible), in bytes, for the measured cases.
+def _hbm_bytes(*, tokens: int, token_bytes: int, query_bytes: int, out_bytes: int) -> tuple[int, int]:
+    """(what a bf16 call moves between HBM and core, the least possible), in bytes.
 
-    The least reads each live page, the queries and the new keys and values once, and writes the output and the new
-    keys and values. The kernel also reads and writes the 16-row groups of a page that new rows lie in, and 512 bytes
-    a token that say what it sees.
+    token_bytes: of a token's cache row; query_bytes and out_bytes: of a token. The least reads each live page, the
+    queries and the new rows once, and writes the output and the new rows. The kernel also reads and writes whole
+    groups of 16 rows where new ones lie, and 512 bytes a token that say what it sees.
     """
-    token_bytes = num_kv_heads * head_dim * 2 * 2
     pages = -(-(CACHED_TOKENS + tokens) // PAGE_SIZE)
-    least = pages * PAGE_SIZE * token_bytes + tokens * (2 * token_bytes + 2 * num_heads * head_dim * 2)
-    groups = -(-tokens // 16)
-    replaced_whole = tokens // 16
+    least = pages * PAGE_SIZE * token_bytes + tokens * (2 * token_bytes + query_bytes + out_bytes)
+    groups, replaced_whole = -(-tokens // 16), tokens // 16
     moved = least - tokens * token_bytes + (2 * groups - replaced_whole) * 16 * token_bytes + tokens * 512
     return SEQUENCES * moved, SEQUENCES * least
+
+
+_grouped_bytes = functools.partial(
+    _hbm_bytes, token_bytes=2 * 8 * 128 * 2, query_bytes=32 * 128 * 2, out_bytes=32 * 128 * 2
+)
+HBM_BYTES = {
+    "A": _grouped_bytes(tokens=8),
+    "B": _grouped_bytes(tokens=64),
+    "C": _grouped_bytes(tokens=1),
+    # 576 numbers would do for a row and a query; both are padded to 640.
+    "D": (
+        _hbm_bytes(tokens=8, token_bytes=640 * 2, query_bytes=16 * 640 * 2, out_bytes=16 * 512 * 2)[0],
+        _hbm_bytes(tokens=8, token_bytes=576 * 2, query_bytes=16 * 576 * 2, out_bytes=16 * 512 * 2)[1],
+    ),
+}

@@ -97,9 +97,9 @@ def _block_loop(bundles: list[tuple], depths: list[int]) -> tuple[int, int]:
     starts = [index for index in range(first) if bundles[index][0] == "LB" and depths[index] == depth]
     if not starts:
         return len(bundles), 0
-    start, end = starts[-1], first
-    while end < len(depths) and depths[end] >= depth:
-        end += 1
+    start = starts[-1]
+    # The last bundle as deep: inside a loop, a bundle of moves between registers may be marked as outside it.
+    end = 1 + max(index for index, deep in enumerate(depths) if deep >= depth)
     nested = [index for index in range(start, first) if depths[index] > depth]
     if not nested:
         return end - start, 0
