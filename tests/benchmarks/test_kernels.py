@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import pytest
 
@@ -55,3 +57,9 @@ def test_a_call_reads_little_more_than_the_live_pages(case: str) -> None:
 def test_every_case_is_supported(name: str) -> None:
     function, arguments, _ = kernels_cases.CASES[name]()
     jax.eval_shape(function, *arguments)
+
+
+def test_the_page_shows_the_stored_figures() -> None:
+    stored = [kernels.Figures(**one) for one in json.loads(kernels.RESULTS.read_text())["figures"]]
+    page = kernels.RESULTS.parents[2] / "docs" / "kernels.md"
+    assert kernels.table(stored) in page.read_text()
