@@ -108,9 +108,10 @@ def engines_and_push(parts: Sequence[str], rounds: int) -> dict[str, dict[str, A
     def config(slots: int) -> EngineConfig:
         return EngineConfig(max_seqs=slots, max_seq_len=128, draft=DraftConfig(kind="none"))
 
-    with RolloutPool((model.config, model.params), config(8), 2) as pool:
+    with RolloutPool((model.config, model.params), config(8), 2, warm_up="engines" in parts) as pool:
         if "engines" in parts:
             engine = RolloutEngine(model.config, model.params, config=config(16))
+            engine.warm_up()
             times: dict[str, list[float]] = {"pool": [], "engine": []}
             same = True
             for turn in range(rounds + 1):
@@ -118,7 +119,7 @@ def engines_and_push(parts: Sequence[str], rounds: int) -> dict[str, dict[str, A
                 for name, one in (("pool", pool), ("engine", engine)):
                     started = time.perf_counter()
                     outputs[name] = one.generate(prompts, sampling)
-                    if turn:  # the first round compiles
+                    if turn:  # the first round fills caches
                         times[name].append(time.perf_counter() - started)
                 same &= all(
                     np.array_equal(left.completions[0].token_ids, right.completions[0].token_ids)
