@@ -29,7 +29,8 @@ class RivalProcess:
         self, name: str, worker: Path, folder: Path, *options: str, python: str | Path = sys.executable
     ) -> None:
         self.name = name
-        command = [str(python), str(worker), str(folder), *options]
+        # -P: modules beside the worker don't stand for packages of their name (transformers looks for "kernels").
+        command = [str(python), "-P", str(worker), str(folder), *options]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
