@@ -1,7 +1,7 @@
 """A checksum of weights that does not depend on how they are laid out, sharded or sent.
 
-Each weight, as its bits in the engine's layout and type, is summed up with odd weights that depend on row and
-column, modulo 2**32, twice. Sums of integers come out the same in any order and over any number of devices; a
+The bits of each number, in the engine's layout and type, are mixed and summed up with odd factors that depend on row
+and column, modulo 2**32, twice. Sums of integers come out the same in any order and over any number of devices; a
 single changed bit always changes them. The sums, with names, shapes and types, are hashed to one text.
 """
 
@@ -80,7 +80,7 @@ def sums_of(array: jax.Array) -> jax.Array:
     """uint32[2] of a weight in the engine's layout: a vector or a matrix."""
     unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
-    bits = bits.reshape(-1, bits.shape[-1])
+    bits = _mixed(bits.reshape(-1, bits.shape[-1]))
     # Behind a barrier, or XLA would compute the factors anew for every element.
     factors = [
         jax.lax.optimization_barrier(
@@ -92,8 +92,12 @@ def sums_of(array: jax.Array) -> jax.Array:
 
 
 def _factors(count: int, salt: int) -> jax.Array:
-    """`count` odd pseudo-random numbers, uint32 (the finaliser of MurmurHash3)."""
-    mixed = jnp.arange(count, dtype=jnp.uint32) + jnp.uint32(salt)
+    """`count` odd pseudo-random numbers, uint32."""
+    return _mixed(jnp.arange(count, dtype=jnp.uint32) + jnp.uint32(salt)) | 1
+
+
+def _mixed(bits: jax.Array) -> jax.Array:
+    """uint32 numbers, one to one, so that each bit decides about all (the finaliser of MurmurHash3)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
-    return (mixed ^ (mixed >> 16)) | 1
+        bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+    return bits ^ (bits >> 16)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import gc
 import json
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -19,15 +21,13 @@ from safetensors.numpy import save_file
 
 from rollout_spec import RolloutError
 from rollout_spec.errors import WeightUpdateError
-from rollout_spec.executor import weight_layout
 from rollout_spec.models import build, init_params
-from rollout_spec.weights import checksums
+from rollout_spec.weights import checksum
 from rollout_spec.weights.names import to_hf
-from rollout_spec.weights.served import ServedWeights
-from rollout_spec.weights.staging import StagedWeights, StagingOptions, stage
-from tests.helpers.tiny_models import TinyModel, tiny_model
+from rollout_spec.weights.staging import StagedWeights
+from tests.helpers.tiny_models import tiny_model
+from tests.rollout_spec.weights.staged import NEW, OLD, assert_equal, hf_arrays, stage_into
 
-OLD, NEW = tiny_model("llama-tied", 0), tiny_model("llama-tied", 1)
 UNTIED = tiny_model("qwen2", 1)
 Q, NORM, EMBEDDING = (
     "model.layers.1.self_attn.q_proj.weight",
@@ -36,18 +36,8 @@ Q, NORM, EMBEDDING = (
 )
 
 
-def hf_arrays(model: TinyModel = NEW) -> dict[str, np.ndarray]:
-    return {name: np.array(array) for name, array in to_hf(model.config, model.params)}
-
-
 def staged(weights: Any, **options: Any) -> StagedWeights:
     return stage_into(OLD.config, OLD.params, weights, **options)
-
-
-def stage_into(config: Any, params: Any, weights: Any, **options: Any) -> StagedWeights:
-    layout = weight_layout(params)[0]
-    served = ServedWeights(params, functools.partial(checksums.begin, config))
-    return stage(config, layout, served, weights, StagingOptions(**options))
 
 
 def refused(weights: Any, **options: Any) -> str:
@@ -57,10 +47,6 @@ def refused(weights: Any, **options: Any) -> str:
     assert isinstance(raised.value, WeightUpdateError)
     assert isinstance(raised.value, RolloutError)
     return str(raised.value)
-
-
-def assert_equal(params: Any, expected: Any) -> None:
-    jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
 # Forms
@@ -340,3 +326,119 @@ def test_what_is_staged_is_the_engines_own(form: str) -> None:
 def test_views_and_strides_are_read_as_what_they_show() -> None:
     arrays = {name: np.repeat(array, 2, axis=0)[::2] for name, array in hf_arrays().items()}
     assert_equal(staged(arrays).params, NEW.params)
+
+
+# Memory
+
+
+class Tracked(np.ndarray):
+    """An array that can be referred to weakly."""
+
+
+def test_a_stream_is_taken_one_tensor_at_a_time() -> None:
+    """When the next tensor is asked for, nobody but the sender holds the one before."""
+    sent: list[weakref.ref] = []
+
+    def stream() -> Iterator[tuple[str, np.ndarray]]:
+        for name in hf_arrays():
+            deadline = time.monotonic() + 5  # jax lets go of what it has read a moment later, in a thread
+            while any(one() is not None for one in sent) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert [one for one in sent if one() is not None] == []
+            tensor = hf_arrays()[name].view(Tracked)
+            sent.append(weakref.ref(tensor))
+            pair = (name, tensor)
+            del tensor
+            yield pair
+            del pair
+
+    assert_equal(staged(stream()).params, NEW.params)
+    assert len(sent) == len(hf_arrays())
+
+
+def test_after_a_fault_in_a_stream_nothing_more_is_copied_but_all_faults_are_listed() -> None:
+    arrays = {**hf_arrays(), Q: np.zeros(3), NORM: np.zeros(4)}
+    message = refused(iter(arrays.items()))
+    assert Q in message
+    assert NORM in message
+
+
+@pytest.mark.parametrize("fault", ["iterator", "finite", "checksum"])
+def test_what_was_staged_is_freed_even_while_the_error_is_held(fault: str) -> None:
+    def failing() -> Iterator[tuple[str, np.ndarray]]:
+        yield from list(hf_arrays().items())[:-1]
+        raise ZeroDivisionError
+
+    arrays = hf_arrays()
+    arrays[Q][0, 0] = np.nan
+    weights = failing() if fault == "iterator" else arrays
+    options = {"finite": {"check_finite": True}, "checksum": {"checksum": "0" * 32}}.get(fault, {})
+    with pytest.raises((ZeroDivisionError, WeightUpdateError)):
+        staged(arrays, check_finite=True)  # compiles, which leaves constants behind
+    gc.collect()
+    before = sum(array.nbytes for array in jax.live_arrays())
+    with pytest.raises((ZeroDivisionError, WeightUpdateError)) as raised:
+        staged(weights, **options)
+    assert sum(array.nbytes for array in jax.live_arrays()) - before < OLD.params["norm"]["scale"].nbytes
+    assert raised.value.__traceback__ is not None
+
+
+# Donation
+
+
+def test_donated_arrays_serve_without_a_copy_and_their_sender_has_them_no_more() -> None:
+    sent = jax.tree.map(jnp.copy, NEW.params)
+    addresses = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(sent)]
+    found = staged(sent, donate=True)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(sent)), (
+        "not before nothing can fail any more"
+    )
+    found.take_over()
+    assert [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(found.params)] == addresses
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(sent))
+    assert_equal(found.params, NEW.params)
+
+
+def test_donated_arrays_that_have_to_be_converted_are_freed_one_by_one() -> None:
+    sent = dict(to_hf(NEW.config, jax.tree.map(jnp.copy, NEW.params)))
+    found = staged(sent, donate=True)
+    found.take_over()
+    assert all(array.is_deleted() for array in sent.values())
+    assert_equal(found.params, NEW.params)
+
+
+def test_a_refused_donation_leaves_the_senders_arrays_alone() -> None:
+    sent = jax.tree.map(jnp.copy, NEW.params)
+    sent["norm"]["scale"] = sent["norm"]["scale"].at[0].set(jnp.nan)
+    refused(sent, donate=True, check_finite=True)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(sent))
+
+
+def test_one_array_donated_under_two_names_is_copied_once() -> None:
+    sent = jax.tree.map(jnp.copy, NEW.params)
+    shared = sent["layers"][0]["input_layernorm"]["scale"]
+    sent["layers"][1]["input_layernorm"]["scale"] = shared
+    found = staged(sent, donate=True)
+    found.take_over()
+    first, second = (found.params["layers"][layer]["input_layernorm"]["scale"] for layer in (0, 1))
+    np.testing.assert_array_equal(first, second)
+    assert first.unsafe_buffer_pointer() != second.unsafe_buffer_pointer()
+
+
+def test_arrays_that_were_donated_elsewhere_are_refused_by_name() -> None:
+    sent = jax.tree.map(jnp.copy, NEW.params)
+    sent["norm"]["scale"].delete()
+    assert "deleted: norm.scale" in refused(sent)
+
+
+# Checksums
+
+
+def test_what_is_not_what_its_sender_summed_up_is_refused() -> None:
+    right = checksum(NEW.config, NEW.params)
+    assert_equal(staged(hf_arrays(), checksum=right).params, NEW.params)
+    arrays = hf_arrays()
+    arrays[Q][0, 0] = np.nextafter(arrays[Q][0, 0], np.float32(9))
+    message = refused(arrays, checksum=right)
+    assert right in message
+    assert checksum(NEW.config, arrays) in message
