@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import jax
@@ -15,6 +16,19 @@ _ROOT = Path(__file__).resolve().parent.parent
 jax.config.update("jax_compilation_cache_dir", str(_ROOT / ".cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+_MAPPINGS = Path("/proc/self/maps")
+_MOST_MAPPINGS = 25_000
+"""Memory mappings of a process, of which Linux allows 65,530; every compiled program has several."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_are_dropped_in_time() -> None:
+    """Drops what earlier modules compiled before the process has no room for more, and aborts."""
+    if _MAPPINGS.exists() and _MAPPINGS.read_bytes().count(b"\n") > _MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
