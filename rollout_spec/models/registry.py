@@ -47,13 +47,13 @@ def family_of(architecture: str) -> Family:
     return FAMILIES[architecture]
 
 
+@functools.lru_cache(maxsize=64)
 def _split(config: ModelConfig) -> tuple[nnx.GraphDef[DecoderModel], Params]:
     module = family_of(config.architecture).module
     graphdef, state = nnx.split(nnx.eval_shape(lambda: module(config)))
     return graphdef, nnx.to_pure_dict(state)
 
 
-@functools.lru_cache(maxsize=64)
 def build(config: ModelConfig) -> nnx.GraphDef[DecoderModel]:
     """The model without its weights: `nnx.merge(build(config), params)` is a `DecoderModel` (also in jit)."""
     return _split(config)[0]
