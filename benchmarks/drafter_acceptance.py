@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks import replay
 from rollout_spec.draft import DraftConfig, TrieDrafter
+from rollout_spec.recorded import load_workload
 
 CALIBRATION_GOAL = 0.05
 THRESHOLDS = (DraftConfig().min_prob, 0.5)
@@ -103,7 +104,7 @@ def spending(
 
 
 def _replays(case: Case, drafter: replay.ReplayDrafter) -> Iterator[replay.Replay]:
-    workload = replay.load(replay.FOLDER / f"{case.workload}.npz")
+    workload = load_workload(replay.FOLDER / f"{case.workload}.npz")
     return replay.replay_epochs(drafter, workload, nodes=case.nodes, order=case.order)
 
 

@@ -32,6 +32,7 @@ from benchmarks.drafter_held import (
 from benchmarks.drafter_measure import Figure, median_figure, power_of_ten, resident_bytes, wall_seconds_of
 from benchmarks.drafter_text import LENGTH, RolloutText
 from rollout_spec.draft import DraftConfig, TrieDrafter
+from rollout_spec.recorded import load_workload
 
 GOAL_BYTES = 150.0
 SAVE_GOAL_S = 1.0
@@ -78,7 +79,7 @@ def measure_memory(settings: MemorySettings) -> list[Figure]:
     """Recorded workloads after their replay; random tokens; both kinds by the system's account; the cap."""
     figures = []
     for name in settings.workloads:
-        workload = replay.load(replay.FOLDER / f"{name}.npz")
+        workload = load_workload(replay.FOLDER / f"{name}.npz")
         drafter = TrieDrafter(
             DraftConfig(capacity_tokens=int(SPARE * (workload.num_tokens + len(workload.warm))))
         )

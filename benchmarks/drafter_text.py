@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.replay import Recorded, Workload
+from rollout_spec.recorded import Recorded, Workload
 
 VOCABULARY = 49_152
 PROMPT_LENGTH = 128

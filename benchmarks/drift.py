@@ -21,8 +21,8 @@ from rich.table import Table
 
 from benchmarks import replay
 from benchmarks.drafter_text import ALTERNATIVES, Variants, Variation, workload
-from benchmarks.replay import Workload
 from rollout_spec.draft import DraftConfig, TrieDrafter
+from rollout_spec.recorded import Workload, load_workload
 
 LENGTH = 480
 VERSIONS = 6
@@ -49,11 +49,11 @@ class Aged:
 
 def drifting(name: str, drift: float, *, seed: int = 0, versions: int = VERSIONS) -> Workload:
     """Variants of the documents behind the workload "hard", with places taken from the text of "natural"."""
-    recorded = replay.load(replay.FOLDER / "hard.npz")
+    recorded = load_workload(replay.FOLDER / "hard.npz")
     first = [one for one in recorded.epoch(0) if one.sample == 0]
     documents = np.stack([one.tokens[:LENGTH] for one in first])
     size = (ALTERNATIVES - 1) * documents.size
-    others = replay.load(replay.FOLDER / "natural.npz").warm[:size].reshape(-1, *documents.shape)
+    others = load_workload(replay.FOLDER / "natural.npz").warm[:size].reshape(-1, *documents.shape)
     variation = Variation(places=0.12, noise=0.02, preference=0.8, drift=drift)
     text = Variants(np.concatenate([documents[None], others]), seed=seed, variation=variation)
     prompts = np.stack([one.prompt for one in first])
@@ -75,7 +75,7 @@ def load(name: str) -> Workload:
     """One of `WORKLOADS`, made or recorded."""
     if name in STRENGTHS:
         return drifting(name, STRENGTHS[name])
-    return replay.load(replay.FOLDER / f"{name}.npz")
+    return load_workload(replay.FOLDER / f"{name}.npz")
 
 
 def measure(decays: Sequence[float], workloads: Sequence[str], say: Callable[[str], None]) -> list[Aged]:

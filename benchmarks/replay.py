@@ -11,11 +11,12 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_spec.recorded import Order, Recorded, Workload
 from rollout_spec.tree import DraftTree
 
 FOLDER = Path(__file__).parent / "data" / "drafting"
@@ -25,8 +26,6 @@ BINS = 10
 """Bins of equal width over [0, 1] for the expected calibration error."""
 
 WARM_TOKENS_A_REQUEST = 2048
-
-Order = Literal["staggered", "group"]
 
 
 class ReplayDrafter(Protocol):
@@ -39,46 +38,6 @@ class ReplayDrafter(Protocol):
     def propose(self, request_ids: Sequence[Hashable], budgets: Sequence[int]) -> list[DraftTree]: ...
 
     def finish(self, request_id: Hashable) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    """One completion. prompt: int32[P]. tokens: int32[T], the completion's own."""
-
-    epoch: int
-    prompt_number: int
-    sample: int
-    prompt: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-
-
-@dataclass(frozen=True, eq=False)
-class Workload:
-    """Completions by epoch, prompt and sample. warm: int32[W], unrelated text to learn before, may be empty."""
-
-    name: str
-    completions: tuple[Recorded, ...]
-    warm: NDArray[np.int32]
-
-    @property
-    def epochs(self) -> list[int]:
-        return sorted({one.epoch for one in self.completions})
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all completions, without prompts and warm text."""
-        return sum(len(one.tokens) for one in self.completions)
-
-    def epoch(self, number: int, order: Order = "staggered") -> list[Recorded]:
-        """An epoch's completions as they are submitted.
-
-        "staggered": every prompt's first sample, then every prompt's second one; "group": a prompt's samples side
-        by side.
-        """
-        chosen = [one for one in self.completions if one.epoch == number]
-        if order == "group":
-            return sorted(chosen, key=lambda one: (one.prompt_number, one.sample))
-        return sorted(chosen, key=lambda one: (one.sample, one.prompt_number))
 
 
 @dataclass(frozen=True)
@@ -100,25 +59,6 @@ class Replay:
     @property
     def nodes_per_step(self) -> float:
         return self.nodes / self.steps
-
-
-def load(path: Path) -> Workload:
-    """Reads a workload: `tokens`, `rows` and perhaps `warm`, see benchmarks/data/README.md."""
-    with np.load(path) as data:
-        tokens = data["tokens"].astype(np.int32)
-        warm = data["warm"].astype(np.int32) if "warm" in data else np.empty(0, np.int32)
-        rows = data["rows"].tolist()
-    completions = (
-        Recorded(
-            epoch,
-            number,
-            sample,
-            tokens[prompt_at : prompt_at + prompt_length],
-            tokens[at : at + length],
-        )
-        for epoch, number, sample, prompt_at, prompt_length, at, length in rows
-    )
-    return Workload(path.stem, tuple(completions), warm)
 
 
 def learn_warm(drafter: ReplayDrafter, workload: Workload) -> None:

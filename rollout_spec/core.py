@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -41,12 +41,16 @@ class EngineCore:
         tokenizer: Tokenizer | None,
         drafter: Drafter | None,
         mesh_layout: MeshLayout | None = None,
+        executor: Executor | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """executor, clock: others than the device's and the machine's, for simulations."""
         self.config = config
+        self.clock = clock
         self.tokenizer = tokenizer
         self.drafter = drafter
         self.shapes = step_shapes(config)
-        self.executor = Executor(model_config, params, config, max_seq_len, mesh_layout)
+        self.executor = executor or Executor(model_config, params, config, max_seq_len, mesh_layout)
         self.scheduler = Scheduler(config, self.executor.num_pages, self.shapes[-1])
         self.planner = DraftPlanner(config.draft, drafter, self.shapes, model_config.vocab_size)
         self.requests: dict[Hashable, Request] = {}
@@ -140,7 +144,7 @@ class EngineCore:
 
     def advance(self, *, only_begun: bool = False) -> None:
         """One step, if there is anything to compute. only_begun: admit no request that has not run yet."""
-        started = time.perf_counter()
+        started = self.clock()
         if not self.scheduler.has_work:
             return
         try:
@@ -153,7 +157,7 @@ class EngineCore:
         if done is None:
             return
         plan, outcome, emitted = done
-        host_s = max(0.0, time.perf_counter() - started - outcome.seconds)
+        host_s = max(0.0, self.clock() - started - outcome.seconds)
         if not outcome.first_of_its_shape:
             self.planner.measured_host(plan, host_s)
         self.stats.count_time(plan, outcome, host_s, emitted)

@@ -26,6 +26,7 @@ from .sharding import MeshLayout
 from .step import cache_shape, compiled_step, new_state, state_sharding
 from .step_inputs import StepShape, batch_layout
 
+PAGE_SIZE = 16  # tokens
 USABLE = 0.95
 """Of a chip's memory; the rest is the runtime's."""
 _NARROWEST = 128  # columns of a matrix unit; experts aren't cut thinner
@@ -83,17 +84,10 @@ def fit(model: ModelConfig, where: Slice, *, max_seqs: int, max_len: int, draft_
     Raises CapacityError, saying what would fit, where weights and the cache of one sequence are more than a slice
     holds; ConfigError where the model can't be divided over it; MissingExtraError without libtpu.
     """
-    layout = choose_mesh(model, _devices(where))
-    page_size, pages_per_sequence = 16, -(-(max_len + draft_nodes) // 16)
-    weight_bytes = _bytes_on_a_chip(abstract_params(model, jnp.bfloat16), layout.params())
-    page_bytes = _page_bytes(layout, page_size)
-    room = int(USABLE * where.chip.hbm_bytes) - weight_bytes
-    if room < pages_per_sequence * page_bytes:
-        raise CapacityError(
-            _too_small(where, weight_bytes, pages_per_sequence * page_bytes, room, page_bytes)
-        )
+    layout = choose_mesh(model, slice_devices(where))
+    page_size, pages_per_sequence = PAGE_SIZE, -(-(max_len + draft_nodes) // PAGE_SIZE)
     needed = max_seqs * pages_per_sequence
-    pages = min(needed, int(0.8 * room) // page_bytes)
+    weight_bytes, page_bytes, pages = memory(layout, where, needed, pages_per_sequence)
     config = EngineConfig(max_seqs=max_seqs, max_seq_len=max_len, page_size=page_size, kernel="pallas")
     sizes = {"plain": max_seqs}
     if draft_nodes:
@@ -117,6 +111,19 @@ def fit(model: ModelConfig, where: Slice, *, max_seqs: int, max_len: int, draft_
     )
 
 
+def memory(layout: MeshLayout, where: Slice, needed: int, least: int) -> tuple[int, int, int]:
+    """Bytes of weights on a chip, bytes of a page on it, and the pages to have: `needed`, or as many as fit.
+
+    Raises CapacityError, saying what would fit, where there is no room for `least` pages.
+    """
+    weight_bytes = _bytes_on_a_chip(abstract_params(layout.config, jnp.bfloat16), layout.params())
+    page_bytes = page_bytes_on_a_chip(layout, PAGE_SIZE)
+    room = int(USABLE * where.chip.hbm_bytes) - weight_bytes
+    if room < least * page_bytes:
+        raise CapacityError(_too_small(where, weight_bytes, least * page_bytes, room, page_bytes))
+    return weight_bytes, page_bytes, min(needed, int(0.8 * room) // page_bytes)
+
+
 def choose_mesh(model: ModelConfig, devices: np.ndarray) -> MeshLayout:
     """The mesh of axes `expert` and `model` on which a chip holds least; among equals, the widest `model`."""
     faults: list[str] = []
@@ -134,13 +141,13 @@ def choose_mesh(model: ModelConfig, devices: np.ndarray) -> MeshLayout:
             faults.append(str(error))
             continue
         held = _bytes_on_a_chip(abstract_params(model, jnp.bfloat16), layout.params())
-        found.append((held + 1024 * _page_bytes(layout, 16), -split, layout))
+        found.append((held + 1024 * page_bytes_on_a_chip(layout, PAGE_SIZE), -split, layout))
     if not found:
         raise ConfigError("; ".join(faults) or f"the experts can't be divided over {devices.size} chips")
     return min(found, key=lambda entry: entry[:2])[2]
 
 
-def _devices(where: Slice) -> np.ndarray:
+def slice_devices(where: Slice) -> np.ndarray:
     """Descriptions of the slice's chips."""
     os.environ.update(  # nothing here is a TPU, whatever libtpu would find out or be told
         TPU_SKIP_MDS_QUERY="1",
@@ -197,36 +204,52 @@ def _compile(
         collectives=_collectives(text),
         kernels=text.count('custom_call_target="tpu_custom_call"'),
         compile_s=seconds,
-        roofline_s=roofline_s(layout, where, shape, config.max_seq_len or 0),
+        roofline_s=roofline(layout, where, shape).seconds(shape.sequences * (config.max_seq_len or 0) / 2),
     )
 
 
-def roofline_s(layout: MeshLayout, where: Slice, shape: StepShape, max_len: int) -> float:
-    """The least time of a step, in seconds: each weight that is used and each cached token read once, or the products.
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """What a step of one size must at least do, on each chip of a slice. Collectives are not in it."""
 
-    Sequences are taken to be half grown. Collectives are not in it.
-    """
+    read_bytes: float
+    """Weights that are used, once."""
+    bytes_per_cached_token: float
+    flops: float
+    hbm_bytes_per_s: float
+    flops_per_s: float
+
+    def seconds(self, cached_tokens: float) -> float:
+        """The least time, with so many cached tokens of all sequences read once."""
+        read = self.read_bytes + cached_tokens * self.bytes_per_cached_token
+        return max(read / self.hbm_bytes_per_s, self.flops / self.flops_per_s)
+
+
+def roofline(layout: MeshLayout, where: Slice, shape: StepShape) -> Roofline:
+    """The roofline of a step of this size, in bfloat16. Experts are read as often as even routing hits them."""
     model = layout.config
     weights = abstract_params(model, jnp.bfloat16)
-    held = _bytes_on_a_chip(weights, layout.params())
-    read, products = float(held), 0.0
+    read, products = float(_bytes_on_a_chip(weights, layout.params())), 0.0
     for path, leaf in jax.tree_util.tree_flatten_with_path(weights)[0]:
         if path[-1].key != "kernel":
             continue
         size = math.prod(leaf.shape)
         if leaf.ndim == 3 and model.experts is not None:
             used = model.experts.num_chosen / model.experts.num_experts
-            hit = 1.0 - (1.0 - used) ** shape.tokens  # of experts, if routing is even
+            hit = 1.0 - (1.0 - used) ** shape.tokens  # of experts
             on_a_chip = 2.0 * math.prod(_sharding_of(layout.params(), path).shard_shape(leaf.shape))
             read -= (1.0 - hit) * on_a_chip
             size = int(size * used)
         products += 2.0 * size * shape.tokens
     if model.tie_word_embeddings:
         products += 2.0 * model.vocab_size * model.hidden_size * shape.tokens
-    page_size = 16
-    read += shape.sequences * (max_len / 2) / page_size * _page_bytes(layout, page_size)
-    chips = where.num_chips
-    return max(read / where.chip.hbm_bytes_per_s, products / (chips * where.chip.bfloat16_flops))
+    return Roofline(
+        read_bytes=read,
+        bytes_per_cached_token=page_bytes_on_a_chip(layout, PAGE_SIZE) / PAGE_SIZE,
+        flops=products / where.num_chips,
+        hbm_bytes_per_s=where.chip.hbm_bytes_per_s,
+        flops_per_s=where.chip.bfloat16_flops,
+    )
 
 
 def _sharding_of(shardings: Any, path: Any) -> jax.sharding.NamedSharding:
@@ -256,7 +279,8 @@ def _bytes_on_a_chip(tree: Any, shardings: Any) -> int:
     return sum(jax.tree.leaves(sizes))
 
 
-def _page_bytes(layout: MeshLayout, page_size: int) -> int:
+def page_bytes_on_a_chip(layout: MeshLayout, page_size: int) -> int:
+    """Bytes of one page of the cache over all layers, on each chip."""
     shape = cache_shape(layout.config, num_pages=1, page_size=page_size, dtype=jnp.bfloat16)
     return math.prod(layout.cache.shard_shape(shape)) * 2 * layout.config.num_layers
 
@@ -276,5 +300,5 @@ def _too_small(where: Slice, weights: int, cache: int, room: int, page_bytes: in
         )
     return (
         f"{where.name}: one sequence needs {cache / 2**30:.2f} GiB of cache a chip beside {weights / 2**30:.1f} GiB of "
-        f"weights, and {room / 2**30:.2f} GiB are left; {room // page_bytes * 16:,} tokens would fit"
+        f"weights, and {room / 2**30:.2f} GiB are left; {room // page_bytes * PAGE_SIZE:,} tokens would fit"
     )

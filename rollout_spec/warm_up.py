@@ -30,10 +30,10 @@ def warm_up(core: EngineCore, progress: bool) -> None:
     if isinstance(core.drafter, TrieDrafter):
         _compile_drafter(core.config.draft)
     if core.drafter is not None:
-        _measure(core)
+        measure(core)
 
 
-def _measure(core: EngineCore) -> None:
+def measure(core: EngineCore) -> None:
     """Runs all sizes in turns, full of sequences, so that what slows the machine for a while slows them alike."""
     few = _FEW_CACHED
     many = max(few, min(_MANY_CACHED, core.executor.slots.pages_per_sequence * core.config.page_size // 2))

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import RolloutError
-from . import bench, fit
+from . import bench, fit, project
 
-SUBCOMMANDS = {"bench": bench, "fit": fit}
+SUBCOMMANDS = {"bench": bench, "fit": fit, "project": project}
 """Modules with HELP, `add_arguments(parser)` and `run(parsed)`. They import what is heavy in `run`."""
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import drift, replay
 from rollout_spec.draft import TrieDrafter
+from rollout_spec.recorded import Recorded
 
 
 def agreement(name: str, one: int, other: int) -> float:
@@ -41,7 +42,7 @@ def test_each_version_is_announced_before_its_completions(monkeypatch: pytest.Mo
             told.append(version)
             super().new_version(version)
 
-    def replayed(drafter: replay.ReplayDrafter, completions: list[replay.Recorded]) -> replay.Replay:
+    def replayed(drafter: replay.ReplayDrafter, completions: list[Recorded]) -> replay.Replay:
         told.append("replay")
         steps = 10 * (completions[0].epoch + 1)
         return replay.Replay(steps, 120, 0, 0.0, 0.0, 0.0)

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks import replay
-from benchmarks.replay import Recorded, Workload
 from rollout_spec.errors import DraftError
+from rollout_spec.recorded import Recorded, Workload, load_workload
 from rollout_spec.tree import DraftTree
 
 
@@ -126,7 +126,7 @@ def test_warm_text_is_learnt_before_and_in_groups_of_its_own() -> None:
     ],
 )
 def test_recorded_workloads_are_whole(name: str, prompts: int, completions: int, epochs: int) -> None:
-    read = replay.load(replay.FOLDER / f"{name}.npz")
+    read = load_workload(replay.FOLDER / f"{name}.npz")
     assert len(read.completions) == completions
     assert len({c.prompt_number for c in read.completions}) == prompts
     assert len(read.epochs) == epochs
