@@ -45,6 +45,8 @@ class CompiledStep:
     """That aren't written over arguments."""
     code_bytes: int
     collectives: dict[str, int]
+    collective_bytes: int
+    """Of their results."""
     kernels: int
     """Calls of Pallas kernels."""
     compile_s: float
@@ -194,6 +196,7 @@ def _compile(
     compiled = step.lower(*arguments, shape, pages_per_sequence).compile()
     seconds = time.perf_counter() - start
     memory, text = compiled.memory_analysis(), compiled.as_text()
+    collectives, collective_bytes = _collectives(text)
     return CompiledStep(
         name=name,
         shape=shape,
@@ -201,7 +204,8 @@ def _compile(
         temporary_bytes=memory.temp_size_in_bytes,
         output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
-        collectives=_collectives(text),
+        collectives=collectives,
+        collective_bytes=collective_bytes,
         kernels=text.count('custom_call_target="tpu_custom_call"'),
         compile_s=seconds,
         roofline_s=roofline(layout, where, shape).seconds(shape.sequences * (config.max_seq_len or 0) / 2),
@@ -285,10 +289,29 @@ def page_bytes_on_a_chip(layout: MeshLayout, page_size: int) -> int:
     return math.prod(layout.cache.shard_shape(shape)) * 2 * layout.config.num_layers
 
 
-def _collectives(text: str) -> dict[str, int]:
-    """How often each kind stands in the compiled program."""
+def _collectives(text: str) -> tuple[dict[str, int], int]:
+    """How many there are of each kind in a compiled program, and the bytes of their results.
+
+    One that the compiler spread over other work stands in several places, all of one channel.
+    """
     kinds = "|".join(_COLLECTIVES)
-    return dict(Counter(re.findall(rf"= [^=\n]*? ({kinds})(?:-start)?\(", text)))
+    found: dict[str, tuple[str, int]] = {}
+    for number, line in enumerate(text.splitlines()):
+        match = re.search(rf"= ([^=]*?) ({kinds})(?:-start)?\(", line)
+        if match is None:
+            continue
+        channel = re.search(r"channel_id=(\d+)", line)
+        sizes = [
+            math.prod(int(size) for size in dims.split(",") if size) * _bytes_of(dtype)
+            for dtype, dims in re.findall(r"([a-z]+[0-9]+\w*)\[([0-9,]*)\]", match[1])
+        ]
+        found[channel[1] if channel else f"line {number}"] = (match[2], max(sizes, default=0))
+    return dict(Counter(kind for kind, _ in found.values())), sum(size for _, size in found.values())
+
+
+def _bytes_of(dtype: str) -> int:
+    """Of an element of a type as XLA writes it: bf16, f32, s8, f8e4m3fn, ..."""
+    return max(1, int(re.findall(r"[0-9]+", dtype)[0]) // 8)
 
 
 def _too_small(where: Slice, weights: int, cache: int, room: int, page_bytes: int) -> str:

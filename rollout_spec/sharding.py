@@ -95,6 +95,11 @@ class MeshLayout:
             "kv_heads" if self.heads_are_split else None, before=2, size=self.config.num_kv_heads
         )
 
+    @property
+    def logits(self) -> NamedSharding:
+        """Of what the head computes, [R, V]."""
+        return self._named("vocab", before=1, size=self.config.vocab_size)
+
     def tables(self, slots: int) -> NamedSharding:
         """Of the sampling tables [slots, V]."""
         return self._named("slots", before=0, size=slots)

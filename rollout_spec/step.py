@@ -127,7 +127,8 @@ def _step(
     )
     hidden = model.hidden_states(batch.token_ids, batch.positions, attend)
     logits = model.unembed(hidden[batch.row_tokens])
-    if mesh_layout is not None:  # sampling reads whole rows
+    if mesh_layout is not None:  # sampling reads whole rows; gathering the head instead would cost far more
+        logits = jax.lax.with_sharding_constraint(logits, mesh_layout.logits)
         logits = jax.lax.with_sharding_constraint(logits, mesh_layout.everywhere)
     sample = tree_sample(logits, batch.rows, batch.sequences, state.tables)
 

@@ -85,7 +85,7 @@ def report(found: Fit) -> str:
         collectives = ", ".join(f"{count} {kind}" for kind, count in sorted(step.collectives.items()))
         lines.append(
             f"{step.name} step of {step.shape.tokens} tokens: at least {1000 * step.roofline_s:.2f} ms (roofline); "
-            f"collectives: {collectives or 'none'}; Pallas kernels: {step.kernels}; "
-            f"compiled in {step.compile_s:.0f} s"
+            f"collectives: {collectives or 'none'} ({step.collective_bytes / 2**20:.0f} MiB); "
+            f"Pallas kernels: {step.kernels}; compiled in {step.compile_s:.0f} s"
         )
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -12,7 +13,7 @@ from rollout_spec.chips import CHIPS, parse_slice
 from rollout_spec.cli.fit import read_model
 from rollout_spec.cli.main import main
 from rollout_spec.errors import ConfigError
-from rollout_spec.fitting import _collectives, _too_small
+from rollout_spec.fitting import _collectives, _too_small, fit
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "models"
 needs_compiler = pytest.mark.skipif(
@@ -46,14 +47,16 @@ def test_too_little_memory_says_what_would_fit() -> None:
     assert "larger slice" in _too_small(where, 17 * gib, gib, -gib, 2**20)
 
 
-def test_collectives_are_counted_by_kind() -> None:
+def test_collectives_are_counted_by_kind_and_those_in_pieces_once() -> None:
     text = """
-      %a = bf16[8]{0} all-reduce(%x), replica_groups={}
-      %b = (f32[8], f32[64]) all-gather-start(%y), dimensions={0}
+      %a = bf16[8,4]{1,0:T(8,128)(2,1)} all-reduce(%x), channel_id=1, replica_groups={}
+      %b = (f32[8], f32[64]) all-gather-start(%y), channel_id=2, dimensions={0}
       %c = f32[64] all-gather-done(%b)
+      %b.2 = (f32[8], f32[64]) all-gather-start(%y), channel_id=2, dimensions={0}
       %d = f32[8] add(%all-reduce.1, %z)
+      %e = s8[16] all-gather(%q), dimensions={0}
     """
-    assert _collectives(text) == {"all-reduce": 1, "all-gather": 1}
+    assert _collectives(text) == ({"all-reduce": 1, "all-gather": 2}, 8 * 4 * 2 + 64 * 4 + 16)
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v3"])
@@ -84,6 +87,15 @@ def test_a_small_model_is_compiled_with_its_kernels(tmp_path: Path, capsys: pyte
     assert "v5e-4: fits" in out
     assert "mesh: expert 1, model 4" in out
     assert "Pallas kernels: 2" in out  # attention, and moving what was accepted
+
+
+@needs_compiler
+def test_no_matrix_is_gathered_for_a_step() -> None:
+    """Sampling reads whole rows of logits; the head, which is far larger than they, must stay where it is."""
+    model = dataclasses.replace(read_model(MODELS / "qwen3-8b.json"), num_layers=1)
+    found = fit(model, parse_slice("v5e-8"), max_seqs=16, max_len=512, draft_nodes=0)
+    logits, hidden = 16 * model.vocab_size * 4, 16 * model.hidden_size * 4
+    assert found.steps[0].collective_bytes <= logits + 3 * hidden
 
 
 @needs_compiler
