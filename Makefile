@@ -62,6 +62,7 @@ test-torch: $(VENV_TORCH)/.installed-torch
 
 test-tpu: $(VENV_TPU)/.installed-tpu
 	$(VENV_TPU)/bin/python -m benchmarks.kernels --compile-only --chips $(CHIPS)
+	$(VENV_TPU)/bin/python -m pytest -q tests/rollout_spec/test_fitting.py
 
 # A stamp is newer than pyproject.toml once its environment holds what that file lists.
 $(VENV)/.installed-demo: pyproject.toml
@@ -85,7 +86,7 @@ $(VENV_TUNIX)/.installed-tunix: Makefile
 	@touch $@
 
 $(VENV_TPU)/.installed-tpu: pyproject.toml
-	@scripts/make_venv.sh $(VENV_TPU) tpu
+	@scripts/make_venv.sh $(VENV_TPU) dev,tpu
 	@touch $@
 
 clean:
