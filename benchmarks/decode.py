@@ -23,7 +23,8 @@ import jax
 from rich.console import Console
 
 from benchmarks import machine
-from benchmarks.rival import Run, Transformers, save_huggingface
+from benchmarks.huggingface_folder import save_huggingface
+from benchmarks.rival_process import Run, transformers_process
 from benchmarks.tables import print_results
 from examples.smollm2 import fetch
 from rollout_spec import DraftConfig, EngineConfig, RolloutEngine, SamplingParams
@@ -145,7 +146,7 @@ def benchmark(settings: Settings, scratch: Path, console: Console) -> dict[str, 
     single, batch, grounded = prompts["math"][:1], prompts["math"][: settings.batch], prompts["grounded"]
     tokens = settings.max_tokens
 
-    with Transformers(scratch / "model", machine.cores()) as rival:
+    with transformers_process(scratch / "model", machine.cores()) as rival:
         rival.generate(single, 8, stop_at_eos=False)  # loads and warms up
         for subject in subjects.values():
             subject.generate("warm-up", single, 8, stop_at_eos=False)

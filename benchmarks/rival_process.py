@@ -10,13 +10,28 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.rival import Run
-
 FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed call: its seconds, prompt included, and the tokens it generated for each prompt."""
+
+    seconds: float
+    tokens: list[list[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
 
 
 class RivalProcess:
@@ -90,3 +105,10 @@ class RivalProcess:
     ) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def transformers_process(folder: Path, threads: int, *, python: str | Path = sys.executable) -> RivalProcess:
+    """transformers' `generate` for that Hugging Face folder."""
+    return RivalProcess(
+        "transformers", FOLDER / "transformers_worker.py", folder, "--threads", str(threads), python=python
+    )

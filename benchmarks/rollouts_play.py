@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rival import Run
+from benchmarks.rival_process import Run
 from examples.smollm2 import fetch
 from rollout_spec import DraftConfig, EngineConfig, RolloutEngine, SamplingParams
 from rollout_spec.loading import load_model

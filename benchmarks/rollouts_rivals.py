@@ -31,8 +31,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import machine
-from benchmarks.rival import Run, save_huggingface
-from benchmarks.rival_process import FOLDER, RivalProcess
+from benchmarks.huggingface_folder import save_huggingface
+from benchmarks.rival_process import FOLDER, RivalProcess, Run, transformers_process
 from benchmarks.rivals_tables import OURS, PATH, print_cells
 from benchmarks.rollouts_play import Bench, Subject, Work, in_order, smollm2
 from benchmarks.rollouts_results import Results, goal
@@ -151,16 +151,7 @@ def _rivals(bench: Bench, interpreters: Interpreters) -> Iterator[tuple[RivalPro
     pad = next(token for token in range(policy.config.vocab_size) if token not in used)
     with ExitStack() as stack:
         yield (
-            stack.enter_context(
-                RivalProcess(
-                    "transformers",
-                    FOLDER / "transformers_worker.py",
-                    folder,
-                    "--threads",
-                    str(machine.cores()),
-                    python=interpreters.torch,
-                )
-            ),
+            stack.enter_context(transformers_process(folder, machine.cores(), python=interpreters.torch)),
             stack.enter_context(
                 RivalProcess(
                     "Tunix",

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import decode, machine
-from benchmarks.rival import Run, Transformers, save_huggingface
+from benchmarks.huggingface_folder import save_huggingface
+from benchmarks.rival_process import Run, transformers_process
 from rollout_spec import DraftConfig, EngineConfig, RolloutEngine
 from tests.helpers.tiny_models import tiny_model
 
@@ -79,7 +80,7 @@ def test_transformers_generates_from_the_same_weights(tmp_path: Path) -> None:
     config = EngineConfig(max_seqs=2, max_batch_tokens=16, draft=DraftConfig(kind="none"))
     subject = decode.Subject(RolloutEngine(model.config, model.params, config=config), tmp_path)
     prompts = [[1, 2, 4, 1, 2, 4], [5, 6]]
-    with Transformers(tmp_path / "model", threads=1) as rival:
+    with transformers_process(tmp_path / "model", threads=1) as rival:
         for stop_at_eos in (False, True):
             ours = subject.generate("part", prompts, 20, stop_at_eos=stop_at_eos)
             theirs = rival.generate(prompts, 20, stop_at_eos=stop_at_eos)

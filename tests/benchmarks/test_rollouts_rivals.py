@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import rivals_tables
 from benchmarks import rollouts_rivals as rivals
-from benchmarks.rival import Run, save_huggingface
-from benchmarks.rival_process import FOLDER, RivalProcess
+from benchmarks.huggingface_folder import save_huggingface
+from benchmarks.rival_process import RivalProcess, Run, transformers_process
 from benchmarks.rollouts_play import TINY, Bench, Subject, untrained
 from rollout_spec import DraftConfig, EngineConfig, RolloutEngine
 from tests.helpers.tiny_models import tiny_model
@@ -175,7 +175,7 @@ def test_greedy_tokens_show_whether_all_run_the_same_model() -> None:
 def test_transformers_samples_from_the_whole_vocabulary(tmp_path: Path) -> None:
     model = tiny_model("llama-tied")
     save_huggingface(model.config, model.params, tmp_path)
-    with RivalProcess("transformers", FOLDER / "transformers_worker.py", tmp_path, "--threads", "1") as rival:
+    with transformers_process(tmp_path, threads=1) as rival:
         prompts = [[1, 2, 4, 1, 2, 4], [5, 6]]
         calls = [
             rival.generate(prompts, 60, stop_at_eos=False, temperature=5.0, seed=seed).tokens

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.rival import save_huggingface
+from benchmarks.huggingface_folder import save_huggingface
 from rollout_spec.cli import comparison
 from rollout_spec.cli.advice import advise
 from rollout_spec.cli.bench import identity
