@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -161,6 +162,27 @@ def unbuildable_engine() -> RolloutEngine:
 def test_an_engine_that_cannot_be_built_says_why() -> None:
     with pytest.raises(EngineLostError, match="no such checkpoint"):
         pools.pool_of(unbuildable_engine, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiesWhileItIsBuilt:
+    """Builds an engine, but for the first two times, in which its process is killed from outside, as by the system."""
+
+    marks: Path
+
+    def __call__(self) -> RolloutEngine:
+        count = len(list(self.marks.iterdir()))
+        (self.marks / f"{count}-{os.getpid()}").touch()
+        if count < 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return RolloutEngine(pools.model().config, pools.model().params, config=pools.PLAIN)
+
+
+def test_an_engine_that_is_killed_while_it_is_built_is_built_again(tmp_path: Path) -> None:
+    prompts, sampling = pools.requests(4)
+    with pools.pool_of(DiesWhileItIsBuilt(tmp_path), 1) as pool:
+        pools.assert_same(pool.generate(prompts, sampling), pools.expected(prompts, sampling))
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_nothing_is_left_after_shutdown() -> None:

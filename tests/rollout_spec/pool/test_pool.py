@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+import ray
+from ray.util import placement_group_table
+from ray.util.placement_group import placement_group, remove_placement_group
+from safetensors.numpy import save_file
 
 from rollout_spec import RolloutPool, SamplingParams
 from rollout_spec.errors import ConfigError, EngineStateError, PromptError, WeightUpdateError
 from rollout_spec.pool.weights import DeviceWeights
+from rollout_spec.weights import to_hf
 from tests.helpers.tiny_models import tiny_model
 from tests.rollout_spec.pool import pools
 
@@ -184,6 +191,58 @@ def test_other_ways_for_weights(pool: RolloutPool, other_params: dict, way: str)
         pool.update_weights(DeviceWeights(jax.device_put(other_params)))
     pools.assert_same(pool.generate(prompts, sampling), with_other)
     pool.update_weights(pools.model().params)
+
+
+def test_an_update_from_a_folder(pool: RolloutPool, other_params: dict, tmp_path: Path) -> None:
+    save_file(
+        {name: np.asarray(array) for name, array in to_hf(pools.model().config, other_params)},
+        tmp_path / "model.safetensors",
+    )
+    prompts, sampling = pools.requests(4)
+    pool.update_weights(tmp_path)
+    pools.assert_same(
+        pool.generate(prompts, sampling), pools.new_engine_outputs(other_params, prompts, sampling)
+    )
+    pool.update_weights(pools.model().params)
+
+
+def test_a_version_is_one_object_however_many_engines_and_old_ones_go(
+    other_params: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, made = ray.put, []
+
+    def counted(value: Any, **options: Any) -> Any:
+        reference = put(value, **options)
+        made.append(reference.hex())
+        return reference
+
+    with pools.new_pool(3, share_history=False) as pool:
+        monkeypatch.setattr(ray, "put", counted)
+        for version, weights in enumerate((other_params, pools.model().params, other_params), 1):
+            pool.update_weights(weights)
+            assert len(made) == version, "one object a version, whatever the number of engines"
+            pools.wait_until(lambda: not _in_the_store() & set(made[:-1]))
+    pools.wait_until(lambda: not _in_the_store() & set(made))
+
+
+def _in_the_store() -> set[str]:
+    """Objects that this process still refers to."""
+    return set(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
+
+
+def test_engines_take_the_bundles_of_a_placement_group_that_is_there() -> None:
+    group = placement_group([{"CPU": 0.2}, {"CPU": 0.05}, {"CPU": 0.2}])
+    assert group.wait(60)
+    try:
+        with pools.new_pool(2, placement_group=group) as pool:
+            pools.assert_same(pool.generate(*pools.requests(4)), pools.expected(*pools.requests(4)))
+            assert placement_group_table(group)["state"] == "CREATED"
+            with pytest.raises(ConfigError, match="no free bundle"):
+                pool.scale(3)
+            pools.assert_same(pool.generate(*pools.requests(4)), pools.expected(*pools.requests(4)))
+        assert placement_group_table(group)["state"] == "CREATED", "the caller's group is the caller's"
+    finally:
+        remove_placement_group(group)
 
 
 def test_an_update_while_asleep(pool: RolloutPool, other_params: dict) -> None:
