@@ -8,6 +8,7 @@ from typing import Any
 from rollout_spec.errors import ModelLoadError
 from rollout_spec.models import FAMILIES, ModelConfig, RopeConfig
 from rollout_spec.models.family import Family
+from rollout_spec.models.mtp import read_config as read_mtp_config
 from rollout_spec.models.rope import yarn_attention_factor
 
 _REQUIRED = (
@@ -35,6 +36,7 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...] | None =
         method = raw["quantization_config"].get("quant_method", "unnamed")
         faults.append(f"quantization_config ({method}): only unquantised safetensors are supported")
     own_fields = family.huggingface_options(raw, faults)
+    mtp = own_fields.pop("mtp") if "mtp" in own_fields else read_mtp_config(raw, faults)
     rope, windowed_rope = _ropes(raw, family, faults)
     num_heads, num_kv_heads = raw["num_attention_heads"], raw.get("num_key_value_heads")
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -63,6 +65,7 @@ def parse_config(raw: Mapping[str, Any], eos_token_ids: tuple[int, ...] | None =
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "eos_token_ids": token_ids(raw.get("eos_token_id")) if eos_token_ids is None else eos_token_ids,
         "bos_token_id": raw.get("bos_token_id"),
+        "mtp": mtp,
     }
     return ModelConfig(**{**fields, **own_fields})
 

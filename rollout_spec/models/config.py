@@ -52,6 +52,20 @@ class RopeConfig:
         return self.original_max_position_embeddings if self.kind == "dynamic" else None
 
 
+MTPForm = Literal["deepseek", "mimo", "qwen3_next"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MTPConfig:
+    """Multi-token-prediction heads: whose form they have, and how many there are.
+
+    What the forms differ in is in `rollout_spec.models.mtp`.
+    """
+
+    form: MTPForm = "deepseek"
+    num_heads: int = 1
+
+
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
     """A mixture of experts, and how tokens are routed to them."""
@@ -142,6 +156,8 @@ class ModelConfig:
     """Attention over latents, of one key head; `num_kv_heads` is 1 and `head_dim` that of expanded queries."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by sqrt(hidden_size), rounded to the weights' dtype."""
+    mtp: MTPConfig | None = None
+    """Heads that predict tokens further ahead; None if the model has none."""
 
     @property
     def attention_scale(self) -> float:
@@ -154,8 +170,22 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def window(self, layer: int) -> int | None:
-        """How many positions a token of that layer sees, itself included; None is all."""
-        return self.windows[layer] if self.windows else None
+        """How many positions a token of that layer sees, itself included; None is all.
+
+        Numbers behind the last layer are the multi-token-prediction heads', which are like the last layer.
+        """
+        return self.windows[min(layer, self.num_layers - 1)] if self.windows else None
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """Rotary embedding of that layer, or of a head, as `window` numbers them."""
+        if self.windowed_rope is None or self.window(layer) is None:
+            return self.rope
+        return self.windowed_rope
+
+    @property
+    def num_caches(self) -> int:
+        """Layers and heads, each of which caches keys and values."""
+        return self.num_layers + (0 if self.mtp is None else self.mtp.num_heads)
 
     @property
     def max_length(self) -> int:

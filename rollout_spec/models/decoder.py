@@ -6,8 +6,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from rollout_spec.models.config import ModelConfig
-from rollout_spec.models.layers import Attend, DecoderLayer, Embedding, Linear, hidden_norm, matmul_precision
+from rollout_spec.models.config import ModelConfig, RopeConfig
+from rollout_spec.models.layers import (
+    Attend,
+    DecoderLayer,
+    Embedding,
+    Linear,
+    RotaryTable,
+    hidden_norm,
+    matmul_precision,
+)
+from rollout_spec.models.mtp import MultiTokenPredictor
 from rollout_spec.models.rope import rotary_table
 
 
@@ -24,6 +33,7 @@ class DecoderModel(nnx.Module):
         self.layers = nnx.List([self.new_layer(config, layer) for layer in range(config.num_layers)])
         self.norm = hidden_norm(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.mtp = None if config.mtp is None else MultiTokenPredictor(config, self.new_layer)
 
     def new_layer(self, config: ModelConfig, layer: int) -> DecoderLayer:
         """The residual block of that layer."""
@@ -37,6 +47,38 @@ class DecoderModel(nnx.Module):
         at the right, where nothing reads it.
         """
         batch, length = token_ids.shape
+        positions, attend = self._whole(token_ids, positions)
+        hidden = self.hidden_states(token_ids.reshape(-1), positions, attend)
+        return self.unembed(hidden).reshape(batch, length, -1)
+
+    def logits_ahead(
+        self, token_ids: jax.Array, depths: int, positions: jax.Array | None = None
+    ) -> jax.Array:
+        """The heads' logits of whole sequences, float32[depths, B, T, V], as `__call__` gives the trunk's.
+
+        Entry [d, b, i] scores token i + d + 2 of row b. It reads tokens up to i + d + 1, so the last d + 1 of each
+        row mean nothing. Needs `config.mtp`; there may be more depths than heads.
+        """
+        assert self.mtp is not None
+        batch, length = token_ids.shape
+        positions, attend = self._whole(token_ids, positions)
+        table = self.rotary_table(positions, self.config.num_layers)
+        hidden = self.mtp_input(self.trunk_states(token_ids.reshape(-1), positions, attend))
+        logits = []
+        for depth in range(depths):
+            ahead = jnp.roll(token_ids, -(depth + 1), axis=1).reshape(-1)
+            hidden, normed = self.mtp.predict(depth, self.embed(ahead), hidden, table, attend)
+            logits.append(self.unembed(normed).reshape(batch, length, -1))
+        return jnp.stack(logits)
+
+    def mtp_input(self, trunk_states: jax.Array) -> jax.Array:
+        """What the first head takes, [T, E], of `trunk_states` [T, E]."""
+        assert self.mtp is not None
+        return self.norm(trunk_states) if self.mtp.form.reads_normed else trunk_states
+
+    def _whole(self, token_ids: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, Attend]:
+        """Positions int32[B * T] and attention of whole sequences int32[B, T]."""
+        batch, length = token_ids.shape
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
 
@@ -49,28 +91,39 @@ class DecoderModel(nnx.Module):
                 soft_cap=self.config.attention_soft_cap,
             ).reshape(*q.shape[:-1], -1)
 
-        hidden = self.hidden_states(token_ids.reshape(-1), positions.reshape(-1), attend)
-        return self.unembed(hidden).reshape(batch, length, -1)
+        return positions.reshape(-1), attend
 
     def hidden_states(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
-        """Hidden states after the final norm, [T, E], of token_ids int32[T] at positions int32[T].
+        """Hidden states after the final norm, [T, E]: the norm of `trunk_states`."""
+        return self.norm(self.trunk_states(token_ids, positions, attend))
+
+    def trunk_states(self, token_ids: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
+        """Hidden states before the final norm, [T, E], of token_ids int32[T] at positions int32[T].
 
         `attend(layer, q [T, Hq, D], k [T, Hk, D], v [T, Hk, D]) -> [T, Hq, D]` gets rotated q and k, and
         decides what each token sees; it should scale scores by `config.attention_scale`, and heed
         `config.window(layer)` and `config.attention_soft_cap`. Which tokens belong together is its business
         alone: the rest of the network works on each token by itself.
         """
-        config = self.config
-        table = rotary_table(positions, config.rope, config.rotary_dim)
-        windowed = table
-        if config.windowed_rope is not None:
-            windowed = rotary_table(positions, config.windowed_rope, config.rotary_dim)
-        hidden = self.embed_tokens(token_ids)
-        if config.scaled_embedding:
-            hidden = hidden * jnp.asarray(config.hidden_size**0.5, hidden.dtype)
+        tables: dict[RopeConfig, RotaryTable] = {}
+        hidden = self.embed(token_ids)
         for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, table if config.window(index) is None else windowed, index, attend)
-        return self.norm(hidden)
+            rope = self.config.rope_of(index)
+            if rope not in tables:
+                tables[rope] = self.rotary_table(positions, index)
+            hidden = layer(hidden, tables[rope], index, attend)
+        return hidden
+
+    def embed(self, token_ids: jax.Array) -> jax.Array:
+        """[T, E] of token_ids int32[T]."""
+        embedded = self.embed_tokens(token_ids)
+        if self.config.scaled_embedding:
+            embedded = embedded * jnp.asarray(self.config.hidden_size**0.5, embedded.dtype)
+        return embedded
+
+    def rotary_table(self, positions: jax.Array, layer: int) -> RotaryTable:
+        """What rotates queries and keys of that layer, or head, at positions int32[T]."""
+        return rotary_table(positions, self.config.rope_of(layer), self.config.rotary_dim)
 
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """Logits float32[T, V] of hidden states [T, E]."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_spec.models.config import ExpertsConfig, LatentConfig, ModelConfig
+from rollout_spec.models.config import ExpertsConfig, LatentConfig
 from rollout_spec.models.family import Family
 from rollout_spec.models.rope import yarn_attention_factor
 from rollout_spec.models.sparse_decoder import SparseDecoderModel
@@ -96,12 +95,6 @@ def _v3_options(config: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
     return _shared_options(config, experts, faults)
 
 
-def _is_prediction_layer(config: ModelConfig, name: str) -> bool:
-    """Layers for multi-token prediction stand behind the last one."""
-    found = re.match(r"model\.layers\.(\d+)\.", name)
-    return found is not None and int(found[1]) >= config.num_layers
-
-
 V2 = Family(
     name="deepseek_v2",
     module=SparseDecoderModel,
@@ -113,5 +106,4 @@ V3 = Family(
     module=SparseDecoderModel,
     huggingface_architectures=("DeepseekV3ForCausalLM",),
     huggingface_options=_v3_options,
-    is_ignored=_is_prediction_layer,
 )

@@ -26,8 +26,6 @@ class Family:
     """
     model_types: tuple[str, ...] = ()
     """What `model_type` in config.json may say beside the family's name."""
-    is_ignored: Callable[[ModelConfig, str], bool] = lambda config, name: False
-    """(config, name) -> whether checkpoints may send that weight though the model has none of that name."""
     rope_by_layer_type: bool = False
     """Whether config.json gives layers with a window rotary options of their own."""
     default_rope_theta: float = 10_000.0

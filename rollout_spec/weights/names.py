@@ -13,7 +13,9 @@ The matrices of a layer's experts are one stack in the params tree, and a weight
 
 A model with a tied head has no `lm_head`; if a checkpoint sends `lm_head.weight` all the same (some exporters
 do), it is a second copy of the embedding and is ignored, as transformers does. So are `rotary_emb.inv_freq`
-buffers, which follow from the config, and what the family says (layers that it doesn't use).
+buffers, which follow from the config, and the copies of embedding
+and output head that DeepSeek's files hold with each multi-token-prediction head. The heads' own weights, below ("mtp",
+"heads", number), have the names of their form (`rollout_spec.models.mtp.FORMS`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import jax
 
 from rollout_spec.errors import ModelLoadError
 from rollout_spec.models.config import ModelConfig
-from rollout_spec.models.registry import Params, abstract_params, family_of
+from rollout_spec.models.mtp import huggingface_module, is_shared_copy
+from rollout_spec.models.registry import Params, abstract_params
 
 Path = tuple[str | int, ...]
 
@@ -44,17 +47,21 @@ class Part:
     count: int
 
 
-def hf_name(path: Path) -> str:
-    """Hugging Face's name of the weight at a path of the params tree."""
+def hf_name(path: Path, config: ModelConfig | None = None) -> str:
+    """Hugging Face's name of the weight at a path of the params tree. Paths below "mtp" need the config."""
     *modules, leaf = path
+    if modules[0] == "mtp":
+        if config is None or config.mtp is None:
+            raise ModelLoadError(f"the name of {path} depends on the form of the heads: give the config")
+        return f"{huggingface_module(config, tuple(modules))}.{_SUFFIXES.get(str(leaf), str(leaf))}"
     prefix = "" if modules[0] == "lm_head" else "model."
     return prefix + ".".join(str(part) for part in modules) + "." + _SUFFIXES.get(str(leaf), str(leaf))
 
 
-def _part_name(path: Path, index: int) -> str:
+def _part_name(config: ModelConfig, path: Path, index: int) -> str:
     """Hugging Face's name of one matrix of the stack at that path."""
     *modules, projection, leaf = path
-    return hf_name((*modules, index, projection, leaf))
+    return hf_name((*modules, index, projection, leaf), config)
 
 
 @functools.lru_cache(maxsize=64)
@@ -65,7 +72,7 @@ def expected_paths(config: ModelConfig) -> MappingProxyType[str, Path]:
     """
     leaves = jax.tree_util.tree_flatten_with_path(abstract_params(config))[0]
     paths = [tuple(key.key for key in keys) for keys, _ in leaves]
-    return MappingProxyType({hf_name(path): path for path in paths})
+    return MappingProxyType({hf_name(path, config): path for path in paths})
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,7 +82,7 @@ def expected_shapes(config: ModelConfig) -> MappingProxyType[str, tuple[int, ...
     for name, shape in leaf_shapes(config).items():
         if len(shape) == 3:
             path = expected_paths(config)[name]
-            shapes |= {_part_name(path, index): shape[1:] for index in range(shape[0])}
+            shapes |= {_part_name(config, path, index): shape[1:] for index in range(shape[0])}
         else:
             shapes[name] = shape
     return MappingProxyType(shapes)
@@ -102,7 +109,7 @@ def stack_parts(config: ModelConfig) -> MappingProxyType[str, Part]:
     """Where every matrix of a stack belongs, by Hugging Face name; empty for a model without experts."""
     return MappingProxyType(
         {
-            _part_name(path, index): Part(path, index, shape[0])
+            _part_name(config, path, index): Part(path, index, shape[0])
             for (name, path), shape in zip(
                 expected_paths(config).items(), leaf_shapes(config).values(), strict=True
             )
@@ -121,8 +128,8 @@ def is_ignored(config: ModelConfig, name: str) -> bool:
     """Whether a checkpoint may send this name though the model has no such weight (see the module's text)."""
     return (
         name.endswith(".rotary_emb.inv_freq")
+        or is_shared_copy(config, name)
         or (config.tie_word_embeddings and name == "lm_head.weight")
-        or family_of(config.architecture).is_ignored(config, name)
     )
 
 
@@ -156,6 +163,6 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, Any]]:
         if path[-1] != "kernel":
             yield name, array
         elif array.ndim == 3:
-            yield from ((_part_name(path, index), matrix.T) for index, matrix in enumerate(array))
+            yield from ((_part_name(config, path, index), matrix.T) for index, matrix in enumerate(array))
         else:
             yield name, array.T

@@ -72,9 +72,9 @@ class PlainModel:
         cos, sin = np.cos(angles), np.sin(angles)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
-    def _attention(self, x: Float64Array, layer: int) -> Float64Array:
-        """Causal grouped-query attention over x float64[T, E]."""
-        config, name = self.config, f"model.layers.{layer}.self_attn"
+    def _attention(self, x: Float64Array, layer: int, name: str) -> Float64Array:
+        """Causal grouped-query attention over x float64[T, E], with the weights below `name`."""
+        config = self.config
         length = x.shape[0]
         q = self._linear(x, f"{name}.q_proj").reshape(length, config.num_heads, config.head_dim)
         k = self._linear(x, f"{name}.k_proj").reshape(length, config.num_kv_heads, config.head_dim)
@@ -87,9 +87,9 @@ class PlainModel:
         mixed = self._mix(np.einsum("qhd,khd->hqk", q, k) * config.attention_scale, v, self._window(layer))
         return self._linear(mixed.reshape(length, -1), f"{name}.o_proj")
 
-    def _latent_attention(self, x: Float64Array, layer: int) -> Float64Array:
+    def _latent_attention(self, x: Float64Array, layer: int, name: str) -> Float64Array:
         """DeepSeek-V2's equations 9 to 19, keys and values expanded for every token."""
-        config, latent, name = self.config, self.config.latent, f"model.layers.{layer}.self_attn"
+        config, latent = self.config, self.config.latent
         assert latent is not None
         length, heads, theta = x.shape[0], config.num_heads, config.rope.theta
         if latent.query_rank is None:
@@ -126,8 +126,8 @@ class PlainModel:
         gate = self._linear(x, f"{name}.gate_proj")
         return self._linear(self._activation(gate) * self._linear(x, f"{name}.up_proj"), f"{name}.down_proj")
 
-    def _mlp(self, x: Float64Array, layer: int) -> Float64Array:
-        experts, name = self.config.experts, f"model.layers.{layer}.mlp"
+    def _mlp(self, x: Float64Array, layer: int, name: str) -> Float64Array:
+        experts = self.config.experts
         if experts is None or layer not in experts.layers:
             return self._feed_forward(x, name)
         mixed = np.stack([self._routed(token, name) for token in x])
@@ -162,21 +162,29 @@ class PlainModel:
 
     def _hidden_states(self, token_ids: Sequence[int]) -> Float64Array:
         """float64[T, E] after the final norm."""
+        return self._norm(self._trunk(token_ids), "model.norm")
+
+    def _embed(self, token_ids: Sequence[int]) -> Float64Array:
         x = self.weights["model.embed_tokens.weight"][list(token_ids)]
-        if self.config.scaled_embedding:
-            x = x * np.float32(self.config.hidden_size**0.5)
+        return x * np.float32(self.config.hidden_size**0.5) if self.config.scaled_embedding else x
+
+    def _trunk(self, token_ids: Sequence[int]) -> Float64Array:
+        """float64[T, E] before the final norm."""
+        x = self._embed(token_ids)
         for layer in range(self.config.num_layers):
-            name = f"model.layers.{layer}"
-            attention = self._attention if self.config.latent is None else self._latent_attention
-            attended = attention(self._norm(x, f"{name}.input_layernorm"), layer)
-            if self.config.output_norms:
-                x = x + self._norm(attended, f"{name}.post_attention_layernorm")
-                fed = self._mlp(self._norm(x, f"{name}.pre_feedforward_layernorm"), layer)
-                x = x + self._norm(fed, f"{name}.post_feedforward_layernorm")
-            else:
-                x = x + attended
-                x = x + self._mlp(self._norm(x, f"{name}.post_attention_layernorm"), layer)
-        return self._norm(x, "model.norm")
+            x = self._block(x, layer, f"model.layers.{layer}")
+        return x
+
+    def _block(self, x: Float64Array, layer: int, name: str) -> Float64Array:
+        """One residual block as that layer's, with the weights below `name`."""
+        attention = self._attention if self.config.latent is None else self._latent_attention
+        attended = attention(self._norm(x, f"{name}.input_layernorm"), layer, f"{name}.self_attn")
+        if self.config.output_norms:
+            x = x + self._norm(attended, f"{name}.post_attention_layernorm")
+            fed = self._mlp(self._norm(x, f"{name}.pre_feedforward_layernorm"), layer, f"{name}.mlp")
+            return x + self._norm(fed, f"{name}.post_feedforward_layernorm")
+        x = x + attended
+        return x + self._mlp(self._norm(x, f"{name}.post_attention_layernorm"), layer, f"{name}.mlp")
 
     def _unembed(self, hidden: Float64Array) -> Float64Array:
         tied = self.config.tie_word_embeddings

@@ -17,8 +17,8 @@ LENGTH, EMITTED = 131_064, 8
 class LastTokenModel(PlainModel):
     """Attends from the last token only, which is all that the last logits of a single layer depend on."""
 
-    def _attention(self, x: Float64Array, layer: int) -> Float64Array:
-        config, name = self.config, f"model.layers.{layer}.self_attn"
+    def _attention(self, x: Float64Array, layer: int, name: str) -> Float64Array:
+        config = self.config
         assert config.num_layers == 1
         assert config.num_heads == config.num_kv_heads == 1
         q, k = (
