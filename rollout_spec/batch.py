@@ -22,6 +22,8 @@ class StepEntry:
     sequence: Sequence
     count: int
     tree: DraftTree | None = None
+    draft_depth: int = 0
+    """How far the policy's heads look ahead of it behind this step."""
     first_row: int = 0
     """Its first row in the step, set by `pack`."""
 
@@ -54,8 +56,10 @@ class StepEntry:
         return self.num_tokens - self.count + 1 if self.samples else 0
 
 
-def pack(entries: SequenceOf[StepEntry], shape: StepShape, slots: SlotTable) -> HostBatch:
-    """The arrays of a step of `shape`; the entries must fit it."""
+def pack(
+    entries: SequenceOf[StepEntry], shape: StepShape, slots: SlotTable, *, for_heads: bool = False
+) -> HostBatch:
+    """The arrays of a step of `shape`; the entries must fit it. for_heads: also what only drafting heads read."""
     packed = batch_layout(shape, slots.pages_per_sequence).new()
     batch: Any = packed.arrays  # numpy arrays where the types say jax arrays: the jitted step takes either
     token = row = 0
@@ -70,6 +74,8 @@ def pack(entries: SequenceOf[StepEntry], shape: StepShape, slots: SlotTable) -> 
             batch.token_ids[token : token + count] = sequence.tokens[first : first + count]
             batch.positions[token : token + count] = np.arange(first, first + count)
         batch.kv_lens[number] = first + total
+        if for_heads:
+            _pack_for_heads(batch, entry, number, token)
         entry.first_row = row
         if sequence.score_from is not None:
             _pack_scored(batch, entry, number, token)
@@ -91,6 +97,17 @@ def pack(entries: SequenceOf[StepEntry], shape: StepShape, slots: SlotTable) -> 
     batch.page_table[: len(entries)] = slots.page_table[used]
     slots.fill(used, batch.sequences)
     return packed
+
+
+def _pack_for_heads(batch: Any, entry: StepEntry, number: int, token: int) -> None:
+    sequence, first, count = entry.sequence, entry.sequence.cached, entry.count
+    behind = sequence.tokens[first + 1 : min(first + count + 1, sequence.length)]
+    batch.next_ids[token : token + len(behind)] = behind
+    batch.previous[token + 1 : token + count] = np.arange(token, token + count - 1)
+    batch.draft_depths[number] = entry.draft_depth
+    if entry.tree is not None:
+        root = token + count - 1
+        batch.previous[root + 1 : root + 1 + len(entry.tree)] = root + 1 + entry.tree.parents
 
 
 def _pack_scored(batch: Any, entry: StepEntry, number: int, token: int) -> None:

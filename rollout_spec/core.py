@@ -51,13 +51,21 @@ class EngineCore:
         self.drafter = drafter
         self.shapes = step_shapes(config)
         self.executor = executor or Executor(model_config, params, config, max_seq_len, mesh_layout)
-        self.scheduler = Scheduler(config, self.executor.num_pages, self.shapes[-1])
+        self.scheduler = Scheduler(
+            config, self.executor.num_pages, self.shapes[-1], tokens_behind=self._tokens_behind(model_config)
+        )
         self.planner = DraftPlanner(config.draft, drafter, self.shapes, model_config.vocab_size)
         self.requests: dict[Hashable, Request] = {}
         self.ended: list[Request] = []
         """Submitted requests that ended, not yet handed out by `RolloutEngine.step`."""
         self.stats = EngineStats()
         self.weight_version = 0
+
+    def _tokens_behind(self, model_config: ModelConfig) -> int:
+        """On how many tokens behind a page its content depends: one for each head that drafts."""
+        if self.executor.look_ahead is None or model_config.mtp is None:
+            return 0
+        return model_config.mtp.num_heads
 
     # Requests
 
@@ -171,7 +179,9 @@ class EngineCore:
         for entry in entries:
             self._prepare(entry.sequence)
         plan = self.planner.plan(entries, self.scheduler)
-        packed = pack(entries, plan.shape, self.executor.slots)
+        packed = pack(
+            entries, plan.shape, self.executor.slots, for_heads=self.executor.look_ahead is not None
+        )
         outcome = self.executor.run(plan.shape, packed)
         if not outcome.first_of_its_shape:  # a compilation teaches nothing about what a step costs
             self.planner.measured(plan, outcome.seconds)
@@ -212,6 +222,8 @@ class EngineCore:
                 [entry.sequence.key for entry in sampled],
                 [outcome.sample.tokens[accepted] for accepted in rows],
             )
+            if outcome.draft_tokens is not None and outcome.draft_probs is not None:
+                self.planner.offer(entries, outcome.draft_tokens, outcome.draft_probs)
         finally:
             done: dict[int, Request] = {}  # of several sequences that end at once, the request ends once
             for entry in sampled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -14,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import StepEntry
-from .draft.budget import HostTimes, StepOption, StepTimes, share_nodes
+from .draft.budget import HostTimes, LookAheadTimes, NodeBudget, StepOption, StepTimes, share_nodes
 from .draft.config import DraftConfig
 from .draft.drafter import Drafter
+from .draft.heads import HeadDrafter
+from .draft.hybrid import HybridDrafter
 from .draft.trie import TrieDrafter
 from .draft.trust import Patience, Trust
 from .draft.watch import AcceptanceWatch
@@ -52,6 +55,8 @@ class StepPlan:
     """What the device was expected to take; None before that size was measured."""
     plain_s: float | None = None
     """What a step without drafts would take, the host's part included; None while it isn't known."""
+    looks_ahead: bool = False
+    """The policy's heads draft behind it, for the next step."""
 
 
 class DraftPlanner:
@@ -73,6 +78,9 @@ class DraftPlanner:
         self._trust: dict[Hashable, Trust] = {}
         self._patience = Patience()  # with all requests together
         self._watch = AcceptanceWatch()
+        self.trie, self.heads = parts_of(drafter)
+        self._heads_patience = Patience()
+        self._look_ahead_s = LookAheadTimes()
         self._ask_s = deque[float](maxlen=15)  # host seconds of one request's proposal
         self._unlearnt: dict[Hashable, list[NDArray[np.int32]]] = {}
         self._steps_unlearnt = 0
@@ -88,24 +96,37 @@ class DraftPlanner:
 
     def learn(self, keys: Sequence[Hashable], tokens: Sequence[NDArray[np.int32]]) -> None:
         """The next tokens of some sequences are known. The trie gets them when it is asked next, see `catch_up`."""
-        if isinstance(self.drafter, TrieDrafter):
+        if self.heads is not None:
+            for key, new in zip(keys, tokens, strict=True):
+                self.heads.extend(key, new)
+        if self.trie is not None:
             for key, new in zip(keys, tokens, strict=True):
                 self._unlearnt.setdefault(key, []).append(new)
             self._steps_unlearnt += 1
             if self._steps_unlearnt >= _MOST_STEPS_UNLEARNT:
                 self.catch_up()
-        elif self.drafter is not None:
+        elif self.drafter is not None and self.heads is None:
             for key, new in zip(keys, tokens, strict=True):
                 self.drafter.extend(key, new)
+
+    def offer(
+        self, entries: Sequence[StepEntry], tokens: NDArray[np.int32], probs: NDArray[np.float32]
+    ) -> None:
+        """What the policy's heads named behind a step's entries: [S, depth, choices], as deep as they were asked."""
+        assert self.heads is not None
+        for number, entry in enumerate(entries):
+            depth = entry.draft_depth
+            if entry.sequence.finish_reason is None:
+                self.heads.offer(entry.sequence.key, tokens[number, :depth], probs[number, :depth])
 
     def catch_up(self) -> None:
         """Lets the trie learn what it hasn't yet. Several steps at once cost little more than one of them."""
         if not self._unlearnt:
             return
-        assert isinstance(self.drafter, TrieDrafter)
+        assert self.trie is not None
         unlearnt, self._unlearnt, self._steps_unlearnt = self._unlearnt, {}, 0
         tokens = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in unlearnt.values()]
-        self.drafter.extend_all(list(unlearnt), tokens)
+        self.trie.extend_all(list(unlearnt), tokens)
 
     def finish(self, key: Hashable) -> None:
         """A sequence ended or was aborted."""
@@ -135,7 +156,28 @@ class DraftPlanner:
     # The plan
 
     def plan(self, entries: Sequence[StepEntry], scheduler: Scheduler) -> StepPlan:
-        """Sets the entries' trees; returns the plan for the step that takes them all."""
+        """Sets the entries' trees and how far the heads look ahead; returns the plan for the step that takes all."""
+        plan = self._plan(entries, scheduler)
+        if self.heads is None or not self._heads_are_due(plan):
+            return plan
+        depth = self.config.look_ahead
+        for entry in entries:
+            if entry.samples and entry.sequence.room > 1:
+                fitting = scheduler.pages_for_draft(
+                    entry.sequence, entry.num_nodes + depth - 1, count=entry.count
+                )
+                entry.draft_depth = min(depth, max(0, fitting - entry.num_nodes) + 1)
+        return dataclasses.replace(plan, looks_ahead=any(entry.draft_depth for entry in entries))
+
+    def _heads_are_due(self, plan: StepPlan) -> bool:
+        """Whether it is worth the heads' time to draft behind this step."""
+        if not self.config.gate:
+            return self.config.max_nodes > 0
+        if plan.no_drafts_because == "plain step not measured lately":
+            return False
+        return self._heads_patience.is_over()
+
+    def _plan(self, entries: Sequence[StepEntry], scheduler: Scheduler) -> StepPlan:
         tokens = sum(entry.num_tokens for entry in entries)
         rows = sum(entry.num_rows for entry in entries)
         cached = sum(entry.sequence.cached for entry in entries)
@@ -190,8 +232,12 @@ class DraftPlanner:
         While no request's drafts pay they are asked together, as a larger step may pay for all and not for one.
         """
         trust = [self._trust[entry.sequence.key] for entry in drafting]
+        if self.heads is not None and any(self.heads.has_offer(entry.sequence.key) for entry in drafting):
+            return list(drafting)  # their time is spent already
+        if self.trie is None and self.heads is not None:
+            return []
         familiar, steps = [0] * len(drafting), 1
-        if isinstance(self.drafter, TrieDrafter):
+        if self.trie is not None:
             if (
                 self._patience.fruitless
                 and self._patience.wait
@@ -201,7 +247,7 @@ class DraftPlanner:
                 return []
             steps = max(1, self._steps_unlearnt)
             self.catch_up()
-            familiar = self.drafter.familiar_tokens([entry.sequence.key for entry in drafting])
+            familiar = self.trie.familiar_tokens([entry.sequence.key for entry in drafting])
         news = [one.newly_familiar(tokens) for one, tokens in zip(trust, familiar, strict=True)]
         if self._patience.fruitless:
             over = self._patience.is_over() or sum(news) >= _SHARE_OF_NEWS * len(news)
@@ -240,6 +286,8 @@ class DraftPlanner:
             for tree, one in zip(trees, trust, strict=True)
         ]
         budget = share_nodes(probs, options, decoding)
+        if self.heads is not None:
+            self._weigh_heads(budget, options[0], decoding, sum(float(tree.probs.sum()) for tree in trees))
         longest_wait = self._longest_wait(len(drafting), options[0].seconds)
         if any(budget.nodes):
             self._patience.rewarded()
@@ -252,6 +300,17 @@ class DraftPlanner:
             else:
                 one.idle()
                 one.patience.tried(longest_wait)
+
+    def _weigh_heads(self, budget: NodeBudget, plain: StepOption, decoding: int, proposed: float) -> None:
+        """Whether what the heads added to the trees was worth their time, and they look ahead again."""
+        gained = self.drafter.gained if isinstance(self.drafter, HybridDrafter) else proposed
+        share = gained / proposed if proposed > 0 else 0.0
+        kept = budget.expected_tokens - decoding
+        saved_s = share * (kept * plain.seconds / decoding - (budget.option.seconds - plain.seconds))
+        if saved_s > self._look_ahead_s.expected(plain.size.sequences):
+            self._heads_patience.rewarded()
+        else:
+            self._heads_patience.tried(_LONGEST_WAIT)
 
     def _longest_wait(self, asked: int, plain_s: float) -> int:
         """Steps to wait between fruitless proposals, so that they take little of the time."""
@@ -271,7 +330,7 @@ class DraftPlanner:
         trees = self.drafter.propose(keys, [nodes] * len(keys))
         if len(trees) != len(keys):
             raise DraftError(f"the drafter was asked for {len(keys)} trees and returned {len(trees)}")
-        if not isinstance(self.drafter, TrieDrafter):
+        if self.trie is None:
             for tree in trees:
                 tree.validate(max_nodes=nodes, vocab_size=self.vocab_size)
         else:
@@ -292,12 +351,29 @@ class DraftPlanner:
 
     def measured(self, plan: StepPlan, device_s: float) -> None:
         """The device took so long (without compilation)."""
+        if plan.looks_ahead:
+            sequences = plan.shape.sequences
+            if self.times.knows(plan.shape):
+                self._look_ahead_s.record(sequences, device_s - self.times.expected(plan.shape, plan.cached))
+            device_s = max(0.0, device_s - self._look_ahead_s.expected(sequences))
+            if device_s == 0.0 or not self._look_ahead_s.knows(sequences):
+                return
         self.times.record(plan.shape, device_s, plan.cached)
 
     def measured_host(self, plan: StepPlan, host_s: float) -> None:
         """The host took so long besides."""
         if plan.only_decodes:
             self.host_times.record(plan.asked, host_s)
+
+
+def parts_of(drafter: Drafter | None) -> tuple[TrieDrafter | None, HeadDrafter | None]:
+    """The trie and the heads that a drafter consists of; None for others' drafters."""
+    if isinstance(drafter, HybridDrafter):
+        return drafter.trie, drafter.heads
+    return (
+        drafter if isinstance(drafter, TrieDrafter) else None,
+        drafter if isinstance(drafter, HeadDrafter) else None,
+    )
 
 
 def first_nodes(tree: DraftTree, count: int) -> DraftTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from dataclasses import dataclass
@@ -10,20 +11,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from .batch import table_rows
 from .config import EngineConfig
+from .draft.config import DraftConfig
 from .errors import CapacityError, ConfigError, EngineStateError
 from .kernels.backend import resolve_backend
 from .kernels.sampling import SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
 from .kernels.tree_attention import kv_pages_shape
 from .kernels.tree_attention.limits import check_latent_limits, check_limits
+from .look_ahead import LookAhead
 from .models import ModelConfig
 from .requests import Sequence
 from .sharding import MeshLayout
 from .slots import SlotTable
 from .step import StepState, cache_shape, compiled_step, new_state, state_sharding, write_tables
-from .step_inputs import HostBatch, StepShape
+from .step_inputs import HostBatch, StepShape, unpack_results
 from .weights import checksums
 from .weights.served import ServedWeights
 
@@ -40,6 +44,9 @@ class StepOutcome:
     seconds: float
     first_of_its_shape: bool
     """The time may include a compilation."""
+    draft_tokens: NDArray[np.int32] | None = None
+    """int32[S, depth, choices]: what the policy's heads draft behind each sequence, see `look_ahead.Drafts`."""
+    draft_probs: NDArray[np.float32] | None = None
 
 
 class Executor:
@@ -56,20 +63,24 @@ class Executor:
         self.model_config = model_config
         self.config = config
         self.layout, self._elsewhere = weight_layout(params, mesh_layout)
+        self.look_ahead = look_ahead_of(model_config, config.draft)
         self._state_sharding: Any = self._elsewhere
         if mesh_layout is not None:
-            self._state_sharding = state_sharding(mesh_layout, config.max_seqs)
+            self._state_sharding = state_sharding(mesh_layout, config.max_seqs, self.look_ahead)
         placed = jax.tree.map(
             lambda leaf, target: jax.device_put(_owned(leaf), target.sharding), params, self.layout
         )
         self.weights = ServedWeights(placed, functools.partial(checksums.begin, model_config))
         self.dtype = jax.tree.leaves(self.layout)[0].dtype
         # Draft nodes may lie behind the last position of the text.
-        self.pages_per_sequence = -(-(max_seq_len + config.draft.max_nodes) // config.page_size)
+        behind = config.draft.max_nodes + (0 if self.look_ahead is None else self.look_ahead.depth)
+        self.pages_per_sequence = -(-(max_seq_len + behind) // config.page_size)
         self.slots = SlotTable(config.max_seqs, self.pages_per_sequence)
         self.num_pages = config.kv_pages or self._default_pages(max_seq_len)
         self._check_kernel_limits()
-        self._step = compiled_step(model_config, config.kernel, self._elsewhere, mesh_layout, config.max_seqs)
+        self._step = compiled_step(
+            model_config, config.kernel, self._elsewhere, mesh_layout, config.max_seqs, self.look_ahead
+        )
         self._run_before: set[StepShape] = set()
         self._state: StepState | None = self._new_state()
 
@@ -104,9 +115,13 @@ class Executor:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers."""
-        shape = cache_shape(self.model_config, num_pages=1, page_size=self.config.page_size, dtype=self.dtype)
-        return int(np.prod(shape)) * self.dtype.itemsize * self.model_config.num_layers
+        """Bytes of one page over all layers, and over the heads if they draft."""
+        model, size = self.model_config, self.config.page_size
+        cache = int(np.prod(cache_shape(model, num_pages=1, page_size=size, dtype=self.dtype)))
+        if self.look_ahead is None:
+            return cache * self.dtype.itemsize * model.num_layers
+        states = (model.num_caches - model.num_layers - 1) * size * model.hidden_size
+        return (cache * model.num_caches + states) * self.dtype.itemsize
 
     @property
     def shapes_run(self) -> int:
@@ -137,6 +152,7 @@ class Executor:
             page_size=self.config.page_size,
             slots=self.config.max_seqs,
             dtype=self.dtype,
+            look_ahead=self.look_ahead,
         )
         return jax.device_put(state, self._state_sharding)
 
@@ -156,14 +172,18 @@ class Executor:
         results = np.asarray(packed)
         seconds = time.perf_counter() - start
         self._run_before.add(shape)
-        sample = TreeSample(results[0], *[row.view(np.float32) for row in results[2:]], results[1] != 0)
-        return StepOutcome(sample, seconds, first)
+        sample, words = unpack_results(results, shape.rows)
+        if self.look_ahead is None:
+            return StepOutcome(sample, seconds, first)
+        tokens, probs = words.reshape(2, shape.sequences, self.look_ahead.depth, self.look_ahead.choices)
+        return StepOutcome(sample, seconds, first, tokens, probs.view(np.float32))
 
     def write_tables(self, sequence: Sequence) -> None:
         """Sets the sampling tables of the sequence's slot."""
         rows = table_rows(sequence, self.model_config.vocab_size, SEEN_IN_PROMPT, STOP_TOKEN)
         state = self.state
-        self._state = StepState(state.kv_pages, write_tables(state.tables, np.int32(sequence.slot), *rows))
+        tables = write_tables(state.tables, np.int32(sequence.slot), *rows)
+        self._state = dataclasses.replace(state, tables=tables)
         sequence.tables_written = True
 
     def warm_up_tables(self) -> None:
@@ -174,7 +194,9 @@ class Executor:
             np.zeros(vocabulary, np.uint8),
             np.zeros(vocabulary, np.float32),
         )
-        self._state = StepState(self.state.kv_pages, write_tables(self.state.tables, np.int32(0), *rows))
+        self._state = dataclasses.replace(
+            self.state, tables=write_tables(self.state.tables, np.int32(0), *rows)
+        )
 
     def recover(self) -> bool:
         """After a failed call: replaces state that was donated to it. True if the cache was lost."""
@@ -240,6 +262,18 @@ class Executor:
         devices: Any = self._elsewhere.device_set
         counts = [device.memory_stats() for device in devices]
         return None if None in counts else sum(count["bytes_in_use"] for count in counts if count)
+
+
+def look_ahead_of(model: ModelConfig, draft: DraftConfig) -> LookAhead | None:
+    """How the model's heads draft; None if they don't. Raises ConfigError if they should, and there are none."""
+    if draft.kind not in ("mtp", "hybrid"):
+        return None
+    if model.mtp is None:
+        raise ConfigError(
+            f'DraftConfig(kind="{draft.kind}") drafts from multi-token-prediction heads, and this model has none; '
+            'use kind="trie", or add heads with rollout_spec.training.init_mtp_heads and train them'
+        )
+    return LookAhead(draft.look_ahead, draft.choices)
 
 
 def weight_layout(params: dict, mesh_layout: MeshLayout | None = None) -> tuple[dict, jax.sharding.Sharding]:

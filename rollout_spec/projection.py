@@ -179,6 +179,7 @@ class RecordedDevice:
         self.num_pages = config.kv_pages
         self.pages_per_sequence = pages_per_sequence
         self.slots = SlotTable(config.max_seqs, pages_per_sequence)
+        self.look_ahead = None
         self.records: dict[Hashable, Recorded] = {}
         self.scheduler: Scheduler | None = None
         self._layout, self._where = layout, where

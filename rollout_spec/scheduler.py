@@ -22,8 +22,12 @@ _LOOKED_AT = 64  # waiting sequences considered for admission in one step
 class Scheduler:
     """Slots, pages, and the queues of waiting and running sequences."""
 
-    def __init__(self, config: EngineConfig, num_pages: int, largest: StepShape) -> None:
+    def __init__(
+        self, config: EngineConfig, num_pages: int, largest: StepShape, *, tokens_behind: int = 0
+    ) -> None:
+        """tokens_behind: on how many tokens behind a page its content depends too, see `look_ahead`."""
         self.config = config
+        self._tokens_behind = tokens_behind
         self.largest = largest
         self.pool = PagePool(num_pages)
         self.waiting: deque[Sequence] = deque()
@@ -87,14 +91,16 @@ class Scheduler:
         if not self.config.prefix_cache or sequence.keeps_old_cache:
             return []
         end = sequence.length if sequence.score_from is None else sequence.score_from
-        return self._digests(sequence, (end - 1) // self.config.page_size)
+        end = min(end - 1, sequence.length - self._tokens_behind)
+        return self._digests(sequence, end // self.config.page_size)
 
     def _digests(self, sequence: Sequence, count: int) -> list[Digest]:
         size = self.config.page_size
         while len(sequence.digests) < count:
             start = len(sequence.digests) * size
             previous = sequence.digests[-1] if sequence.digests else first_digest(self.weight_version)
-            sequence.digests.append(next_digest(previous, sequence.tokens[start : start + size]))
+            tokens = sequence.tokens[start : start + size + self._tokens_behind]
+            sequence.digests.append(next_digest(previous, tokens))
         return sequence.digests[:count]
 
     def _waits_for_another(self, digests: Iterable[Digest]) -> bool:
@@ -138,17 +144,17 @@ class Scheduler:
                 return False
         return True
 
-    def pages_for_draft(self, sequence: Sequence, nodes: int) -> int:
-        """Allocates pages for `nodes` draft tokens behind the root, without preempting; how many fit."""
+    def pages_for_draft(self, sequence: Sequence, nodes: int, *, count: int = 1) -> int:
+        """Allocates pages for `nodes` draft tokens behind the next `count`, without preempting; how many fit."""
         size = self.config.page_size
-        missing = self.pages_needed(sequence.cached + 1 + nodes) - len(sequence.pages)
+        missing = self.pages_needed(sequence.cached + count + nodes) - len(sequence.pages)
         if missing > 0:
             sequence.pages.extend(self.pool.allocate(min(missing, self.pool.num_available)) or [])
-        return max(0, min(nodes, len(sequence.pages) * size - sequence.cached - 1))
+        return max(0, min(nodes, len(sequence.pages) * size - sequence.cached - count))
 
     def publish(self, sequence: Sequence) -> None:
         """Lets the prefix cache know the full pages whose keys and values are final."""
-        full = sequence.cached // self.config.page_size
+        full = min(sequence.cached, sequence.length - self._tokens_behind) // self.config.page_size
         if full <= sequence.published or not self.config.prefix_cache or sequence.keeps_old_cache:
             return
         digests = self._digests(sequence, full)

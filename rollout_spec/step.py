@@ -21,10 +21,11 @@ from .kernels.compaction import move_cached_tokens
 from .kernels.mla_attention import latent_pages_shape, mla_tree_attention
 from .kernels.sampling import SamplingTables, count_outputs, tree_sample
 from .kernels.tree_attention import kv_pages_shape, tree_paged_attention
+from .look_ahead import LookAhead, draft, fill_caches, keep_states
 from .models import ModelConfig, build
 from .models.layers import Attend
 from .sharding import MeshLayout
-from .step_inputs import StepBatch, StepShape, batch_layout, pack_sample
+from .step_inputs import CAUSAL, StepBatch, StepShape, batch_layout, pack_results
 
 
 @jax.tree_util.register_dataclass
@@ -32,30 +33,48 @@ from .step_inputs import StepBatch, StepShape, batch_layout, pack_sample
 class StepState:
     """What lives on the device from step to step; donated to each step."""
 
-    kv_pages: tuple[jax.Array, ...]  # one a layer, of `kv_pages_shape`
+    kv_pages: tuple[jax.Array, ...]  # one a layer, and one a head that drafts, of `cache_shape`
     tables: SamplingTables
+    head_states: tuple[jax.Array, ...] = ()  # [pages, page_size, E], one a head that drafts but the last
 
 
 def new_state(
-    config: ModelConfig, *, num_pages: int, page_size: int, slots: int, dtype: jax.typing.DTypeLike
+    config: ModelConfig,
+    *,
+    num_pages: int,
+    page_size: int,
+    slots: int,
+    dtype: jax.typing.DTypeLike,
+    look_ahead: LookAhead | None = None,
 ) -> StepState:
-    """An empty cache and empty tables."""
+    """An empty cache and empty tables. With `look_ahead` there is one page more, the last, which is nobody's."""
+    num_pages += look_ahead is not None
+    heads = 0 if look_ahead is None else config.num_caches - config.num_layers
+    kept = (num_pages, page_size, config.hidden_size)
     return StepState(
-        kv_pages=new_cache(config, num_pages=num_pages, page_size=page_size, dtype=dtype),
+        kv_pages=new_cache(
+            config, num_pages=num_pages, page_size=page_size, dtype=dtype, count=config.num_layers + heads
+        ),
         tables=SamplingTables(
             output_counts=jnp.zeros((slots, config.vocab_size), jnp.int32),
             flags=jnp.zeros((slots, config.vocab_size), jnp.uint8),
             bias=jnp.zeros((slots, config.vocab_size), jnp.float32),
         ),
+        head_states=tuple(jnp.zeros(kept, dtype) for _ in range(heads - 1)),
     )
 
 
 def new_cache(
-    config: ModelConfig, *, num_pages: int, page_size: int, dtype: jax.typing.DTypeLike
+    config: ModelConfig,
+    *,
+    num_pages: int,
+    page_size: int,
+    dtype: jax.typing.DTypeLike,
+    count: int | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Empty pages for each layer."""
+    """Empty pages, one array a layer, or `count`."""
     shape = cache_shape(config, num_pages=num_pages, page_size=page_size, dtype=dtype)
-    return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+    return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers if count is None else count))
 
 
 def cache_shape(
@@ -74,11 +93,13 @@ def compiled_step(
     sharding: jax.sharding.Sharding,
     mesh_layout: MeshLayout | None = None,
     slots: int = 0,
+    look_ahead: LookAhead | None = None,
 ) -> Callable[[dict, StepState, Any, StepShape, int], tuple[StepState, jax.Array]]:
     """The jitted step of a model, shared by all engines that run it on the same devices.
 
-    sharding: of what isn't on a mesh, or is on all of its devices. slots: of the tables on a mesh.
-    Takes weights, state, the buffer of a HostBatch, and its sizes; returns the state and `pack_sample`'s array.
+    sharding: of what isn't on a mesh, or is on all of its devices. slots: of the tables on a mesh. look_ahead: how
+    the model's heads draft; None if they don't.
+    Takes weights, state, the buffer of a HostBatch, and its sizes; returns the state and `pack_results`'s array.
     """
 
     def step(
@@ -86,21 +107,25 @@ def compiled_step(
     ) -> tuple[StepState, jax.Array]:
         batch = batch_layout(shape, pages).unpack(buffer)
         if mesh_layout is None:
-            return _step(config, backend, params, state, batch, None)
+            return _step(config, backend, params, state, batch, None, look_ahead)
         with jax.sharding.use_abstract_mesh(mesh_layout.mesh.abstract_mesh):  # layers of experts look for it
-            return _step(config, backend, params, state, batch, mesh_layout)
+            return _step(config, backend, params, state, batch, mesh_layout, look_ahead)
 
-    out: Any = sharding if mesh_layout is None else (state_sharding(mesh_layout, slots), sharding)
+    out: Any = sharding if mesh_layout is None else (state_sharding(mesh_layout, slots, look_ahead), sharding)
     return jax.jit(step, donate_argnums=1, static_argnums=(3, 4), out_shardings=out)
 
 
-def state_sharding(mesh_layout: MeshLayout, slots: int) -> StepState:
+def state_sharding(mesh_layout: MeshLayout, slots: int, look_ahead: LookAhead | None = None) -> StepState:
     """Where the state lies on a mesh, as a tree like it."""
     cache: Any = mesh_layout.cache
     tables: Any = mesh_layout.tables(slots)
+    everywhere: Any = mesh_layout.everywhere
+    config = mesh_layout.config
+    heads = 0 if look_ahead is None else config.num_caches - config.num_layers
     return StepState(
-        kv_pages=(cache,) * mesh_layout.config.num_layers,
+        kv_pages=(cache,) * (config.num_layers + heads),
         tables=SamplingTables(output_counts=tables, flags=tables, bias=tables),
+        head_states=(everywhere,) * max(0, heads - 1),
     )
 
 
@@ -111,32 +136,61 @@ def _step(
     state: StepState,
     batch: StepBatch,
     mesh_layout: MeshLayout | None,
+    look_ahead: LookAhead | None,
 ) -> tuple[StepState, jax.Array]:
     model = nnx.merge(build(config), params)
     pages = list(state.kv_pages)
-    attend = attend_pages(
-        config,
+    attend_to = functools.partial(attend_pages, config, backend=backend, mesh_layout=mesh_layout)
+    attend = attend_to(
         pages,
         kv_lens=batch.kv_lens,
         page_table=batch.page_table,
         cu_q_lens=batch.cu_q_lens,
         ancestors=batch.ancestors,
         num_seqs=batch.num_seqs,
-        backend=backend,
-        mesh_layout=mesh_layout,
     )
-    hidden = model.hidden_states(batch.token_ids, batch.positions, attend)
-    logits = model.unembed(hidden[batch.row_tokens])
-    if mesh_layout is not None:  # sampling reads whole rows; gathering the head instead would cost far more
-        logits = jax.lax.with_sharding_constraint(logits, mesh_layout.logits)
-        logits = jax.lax.with_sharding_constraint(logits, mesh_layout.everywhere)
-    sample = tree_sample(logits, batch.rows, batch.sequences, state.tables)
+    trunk_states = model.trunk_states(batch.token_ids, batch.positions, attend)
 
+    def unembed(hidden: jax.Array) -> jax.Array:
+        logits = model.unembed(hidden)
+        if mesh_layout is not None:  # whole rows are read; gathering the head instead would cost far more
+            logits = jax.lax.with_sharding_constraint(logits, mesh_layout.logits)
+            logits = jax.lax.with_sharding_constraint(logits, mesh_layout.everywhere)
+        return logits
+
+    logits = unembed(model.norm(trunk_states[batch.row_tokens]))
+    sample = tree_sample(logits, batch.rows, batch.sequences, state.tables)
     emitted = sample.accepted & batch.row_in_use
     tables = count_outputs(state.tables, batch.sequences.slots[batch.rows.sequences], sample.tokens, emitted)
-    return StepState(_compact(backend, tuple(pages), batch, emitted, mesh_layout), tables), pack_sample(
-        sample
+    if look_ahead is None:
+        kv_pages = _compact(backend, tuple(pages), batch, emitted, mesh_layout)
+        return StepState(kv_pages, tables), pack_results(sample, None)
+    states = fill_caches(model, batch, trunk_states, sample, state.head_states, attend)
+    head_states = keep_states(batch, states, sample.accepted, state.head_states)
+    kv_pages = _compact(backend, tuple(pages), batch, emitted, mesh_layout)
+    one_each = functools.partial(_one_each, attend_to, batch.kv_lens.shape[0])
+    drafts, kv_pages = draft(model, look_ahead, batch, sample, emitted, states, kv_pages, one_each, unembed)
+    return StepState(kv_pages, tables, head_states), pack_results(sample, drafts)
+
+
+def _one_each(
+    attend_to: Callable[..., Attend],
+    sequences: int,
+    pages: tuple[jax.Array, ...],
+    kv_lens: jax.Array,
+    page_table: jax.Array,
+) -> tuple[Attend, list[jax.Array]]:
+    """The attention of one token of each sequence, and the pages that it replaces."""
+    held = list(pages)
+    attend = attend_to(
+        held,
+        kv_lens=kv_lens,
+        page_table=page_table,
+        cu_q_lens=jnp.arange(sequences + 1, dtype=jnp.int32),
+        ancestors=jnp.full((sequences, 2), CAUSAL, jnp.uint32),
+        num_seqs=jnp.full((1,), sequences, jnp.int32),
     )
+    return attend, held
 
 
 def attend_pages(

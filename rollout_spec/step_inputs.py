@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels.sampling import SampleRows, SequenceSampling
+from .kernels.sampling import SampleRows, SequenceSampling, TreeSample
 
 CAUSAL = 0xFFFFFFFF
 """Both ancestor words of a token that isn't part of a tree."""
@@ -48,6 +48,11 @@ class StepBatch:
     kv_lens: jax.Array  # int32[S], cached tokens, the step's included
     page_table: jax.Array  # int32[S, P]
     num_seqs: jax.Array  # int32[1]
+    next_ids: jax.Array  # int32[T], the text's token behind each, -1 where it isn't known before the step
+    previous: (
+        jax.Array
+    )  # int32[T], index in T of the token before each in its text, -1 for a sequence's first
+    draft_depths: jax.Array  # int32[S], how far the heads look ahead of each sequence behind this step
     row_tokens: jax.Array  # int32[R], index in T of each row's token
     row_sources: jax.Array  # int32[R], cache position of each row's token within its sequence
     row_in_use: jax.Array  # bool[R]
@@ -129,6 +134,9 @@ def _fields(shape: StepShape, pages: int) -> Any:
         kv_lens=field(np.int32, sequences),
         page_table=field(np.int32, sequences, pages),
         num_seqs=field(np.int32, 1),
+        next_ids=field(np.int32, tokens, empty=-1),
+        previous=field(np.int32, tokens, empty=-1),
+        draft_depths=field(np.int32, sequences),
         row_tokens=field(np.int32, rows),
         row_sources=field(np.int32, rows),
         row_in_use=field(np.bool_, rows),
@@ -155,8 +163,22 @@ def _fields(shape: StepShape, pages: int) -> Any:
     )
 
 
-def pack_sample(sample: Any) -> jax.Array:
-    """int32[6, R]: a TreeSample as one array, so that one fetch brings it to the host."""
+def pack_results(sample: Any, drafts: Any) -> jax.Array:
+    """int32[N]: a TreeSample, and the heads' Drafts if they draft, as one array, so that one fetch brings it all."""
     floats = (sample.logprobs, sample.sampled_logprobs, sample.kept_mass, sample.target_logprobs)
     words = [jax.lax.bitcast_convert_type(numbers, jnp.int32) for numbers in floats]
-    return jnp.stack([sample.tokens, sample.accepted.astype(jnp.int32), *words])
+    parts = [sample.tokens, sample.accepted.astype(jnp.int32), *words]
+    if drafts is not None:
+        parts += [drafts.tokens.ravel(), jax.lax.bitcast_convert_type(drafts.probs, jnp.int32).ravel()]
+    return jnp.concatenate(parts)
+
+
+def unpack_results(packed: NDArray[np.int32], rows: int) -> tuple[TreeSample, NDArray[np.int32]]:
+    """The TreeSample, of numpy arrays, and the words of the Drafts."""
+    numbers = packed[: 6 * rows].reshape(6, rows)
+    sample = TreeSample(
+        numbers[0],
+        *[row.view(np.float32) for row in numbers[2:]],
+        numbers[1] != 0,
+    )
+    return sample, packed[6 * rows :]

@@ -27,7 +27,7 @@ def warm_up(core: EngineCore, progress: bool) -> None:
             bar.advance(1)
     core.executor.warm_up_tables()
     staging.warm_up(core.executor.layout, core.executor.params)
-    if isinstance(core.drafter, TrieDrafter):
+    if core.planner.trie is not None:
         _compile_drafter(core.config.draft)
     if core.drafter is not None:
         measure(core)

@@ -167,6 +167,25 @@ class HostTimes:
         return max(plain, median(self._recent[True])) if self._recent[True] else plain
 
 
+class LookAheadTimes:
+    """Seconds that the policy's heads add to a step in which they draft for the next, by the sequences of its size."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
+
+    def record(self, sequences: int, seconds: float) -> None:
+        """A step took so much longer than one in which they don't."""
+        self._recent.setdefault(sequences, deque(maxlen=_WINDOW)).append(max(0.0, seconds))
+
+    def knows(self, sequences: int) -> bool:
+        return bool(self._recent.get(sequences))
+
+    def expected(self, sequences: int) -> float:
+        """0 until known."""
+        recent = self._recent.get(sequences)
+        return median(recent) if recent else 0.0
+
+
 @dataclass(frozen=True)
 class StepOption:
     """A size the step could have, the draft nodes that would fit it, and the seconds it is expected to take."""

@@ -18,8 +18,8 @@ LONGEST_MATCH = 16
 class DraftConfig:
     """Drafting options. Raises ConfigError at once, listing every value out of range.
 
-    kind: "trie" drafts from history, "none" switches drafting off. "mtp" and "hybrid" name drafters that this
-        version does not have: they are refused where a drafter is made.
+    kind: "trie" drafts from history, "mtp" from the policy's own multi-token-prediction heads, "hybrid" from both;
+        "none" switches drafting off.
     max_nodes: most draft tokens a request gets in a step, at most 63.
     branching: draft a tree; False drafts a single path.
     gate: let the engine draft fewer nodes, or none, where verifying them would cost more than it saves.
@@ -28,6 +28,9 @@ class DraftConfig:
     max_match: longest context, in tokens, whose continuations are counted; at most 16.
     min_prob: nodes less likely than this are not proposed.
     version_decay: what is left of a count after each weight update, in (0, 1]; 1 never ages.
+    head_depth: tokens that heads draft ahead, one behind the other; at most 16, and no more than max_nodes.
+    head_choices: tokens that heads propose at each of these places, the others as leaves beside the likeliest; at most
+        8. Without branching it is one.
     """
 
     kind: DraftKind = "trie"
@@ -38,6 +41,8 @@ class DraftConfig:
     max_match: int = LONGEST_MATCH
     min_prob: float = 0.001
     version_decay: float = 0.85
+    head_depth: int = 3
+    head_choices: int = 2
 
     def __post_init__(self) -> None:
         faults = []
@@ -47,6 +52,8 @@ class DraftConfig:
             ("max_nodes", 0, MAX_NODES),
             ("capacity_tokens", 1, None),
             ("max_match", 1, LONGEST_MATCH),
+            ("head_depth", 1, 16),
+            ("head_choices", 1, 8),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -63,6 +70,16 @@ class DraftConfig:
             faults.append(f"version_decay must be above 0 and at most 1, got {self.version_decay!r}")
         if faults:
             raise ConfigError("DraftConfig: " + "; ".join(faults))
+
+    @property
+    def look_ahead(self) -> int:
+        """Tokens that heads draft ahead."""
+        return min(self.head_depth, max(1, self.max_nodes))
+
+    @property
+    def choices(self) -> int:
+        """Tokens that heads propose at each place."""
+        return self.head_choices if self.branching else 1
 
 
 def _is_number(value: object) -> bool:

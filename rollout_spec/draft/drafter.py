@@ -9,7 +9,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
 from ..tree import DraftTree
 from .config import DraftConfig
 
@@ -50,10 +49,14 @@ def make_drafter(config: DraftConfig) -> Drafter | None:
     """The drafter that `config` names; None for kind "none"."""
     if config.kind == "none":
         return None
-    if config.kind != "trie":
-        raise ConfigError(
-            f'DraftConfig.kind {config.kind!r} is not in this version; use "trie", or "none" to draft nothing'
-        )
+    if config.kind == "mtp":
+        from .heads import HeadDrafter
+
+        return HeadDrafter(config)
+    if config.kind == "hybrid":
+        from .hybrid import HybridDrafter
+
+        return HybridDrafter(config)
     from .trie import TrieDrafter
 
     return TrieDrafter(config)
