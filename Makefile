@@ -18,7 +18,7 @@ VENV_TPU ?= .venv-tpu
 CHIPS ?= v4,v5e,v5p,v6e,tpu7x
 ARGS ?=
 WORKERS ?= 2
-TYPE_CHECKED = rollout_spec kernels examples benchmarks
+TYPE_CHECKED = rollout_spec kernels integrations examples benchmarks
 
 # pip takes this build of torch from where the machine keeps it, or else from PyPI.
 TORCH = torch==2.13.0

@@ -466,6 +466,11 @@ class RolloutEngine:
         self._core.stats = EngineStats()
         self._core.scheduler.preemptions = self._core.scheduler.cached_prompt_tokens = 0
 
+    def clear_prefix_cache(self) -> None:
+        """Forgets what is cached of prompts that don't run; those that do keep theirs, and share it no more."""
+        self._check_open()
+        self._core.scheduler.new_version(self.weight_version)
+
     def save_history(self, path: str | os.PathLike[str]) -> None:
         """Writes the drafter's history to one file."""
         self._drafter_with_history().save(path)

@@ -7,9 +7,16 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import RolloutError
-from . import bench, fit, project
+from . import bench, fit, generate, inspect, project, serve
 
-SUBCOMMANDS = {"bench": bench, "fit": fit, "project": project}
+SUBCOMMANDS = {
+    "generate": generate,
+    "serve": serve,
+    "inspect": inspect,
+    "bench": bench,
+    "fit": fit,
+    "project": project,
+}
 """Modules with HELP, `add_arguments(parser)` and `run(parsed)`. They import what is heavy in `run`."""
 
 
