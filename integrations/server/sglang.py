@@ -256,7 +256,8 @@ def router(host: EngineHost, settings: ServerSettings) -> APIRouter:
                 ) from error
         return await update(weights, body)
 
-    @routes.api_route("/flush_cache", methods=["GET", "POST"])
+    @routes.get("/flush_cache")
+    @routes.post("/flush_cache")
     async def flush_cache() -> dict[str, Any]:
         """Forgets the prefix cache."""
         await host.ask(engine.clear_prefix_cache)
@@ -281,7 +282,8 @@ def router(host: EngineHost, settings: ServerSettings) -> APIRouter:
         count = await host.ask(lambda: host.abort(None if body.abort_all else [body.rid]))
         return {"success": True, "aborted": count}
 
-    @routes.api_route("/get_model_info", methods=["GET", "POST"])
+    @routes.get("/get_model_info")
+    @routes.post("/get_model_info")
     async def get_model_info() -> dict[str, Any]:
         return {
             "model_path": settings.model_path,
@@ -292,7 +294,8 @@ def router(host: EngineHost, settings: ServerSettings) -> APIRouter:
             "vocab_size": engine.model_config.vocab_size,
         }
 
-    @routes.api_route("/get_weight_version", methods=["GET", "POST"])
+    @routes.get("/get_weight_version")
+    @routes.post("/get_weight_version")
     async def get_weight_version() -> dict[str, Any]:
         return {"weight_version": str(engine.weight_version)}
 

@@ -3,8 +3,8 @@
     rollout-spec generate --model FOLDER_OR_GGUF "Why is the sky blue?" --max-tokens 64
     rollout-spec generate --model FOLDER_OR_GGUF --prompts prompts.jsonl -n 8 --json > rollouts.jsonl
 
-A line of a file is a text, or a JSON object with `prompt` (a text), `messages` (a chat) or `prompt_token_ids`. What
---json prints, one prompt a line, is what `rollout-spec project --history` reads.
+A line of a file is a text, or a JSON object with `prompt` (a text or token ids) or `messages` (a chat). What --json
+prints, one prompt a line, is what `rollout-spec project --history` reads.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PromptError
+from .prompts import read_prompts
 
 if TYPE_CHECKING:
     from ..outputs import RolloutOutput
@@ -46,9 +47,11 @@ def run(parsed: argparse.Namespace) -> None:
     from ..engine import RolloutEngine
     from ..sampling import SamplingParams
 
-    prompts = [_said(text, parsed.chat) for text in parsed.prompt]
+    prompts: list[Any] = [
+        [{"role": "user", "content": text}] if parsed.chat else text for text in parsed.prompt
+    ]
     if parsed.prompts is not None:
-        prompts += read_prompts(parsed.prompts, chat=parsed.chat)
+        prompts += read_prompts(parsed.prompts, as_chat=parsed.chat).values()
     if not prompts:
         raise PromptError("expected prompts, on the command line or with --prompts FILE")
     sampling = [
@@ -94,30 +97,6 @@ def _show(outputs: list[RolloutOutput]) -> None:
             )
             title = f"prompt {output.index}, completion {number} ({completion.finish_reason})"
             console.print(Panel(Text(text), title=title, title_align="left"))
-
-
-def read_prompts(path: Path, *, chat: bool = False) -> list[Any]:
-    """The prompts of a file, one a line. Raises PromptError, naming the line, for anything else."""
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        if not line.lstrip().startswith("{"):
-            found.append(_said(line, chat))
-            continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise PromptError(f"{path}, line {number}: {error}") from error
-        kinds = [name for name in ("prompt_token_ids", "messages", "prompt") if name in entry]
-        if not kinds:
-            raise PromptError(f"{path}, line {number}: expected prompt, messages or prompt_token_ids")
-        found.append(_said(entry["prompt"], chat) if kinds[0] == "prompt" else entry[kinds[0]])
-    return found
-
-
-def _said(text: str, chat: bool) -> Any:
-    return [{"role": "user", "content": text}] if chat else text
 
 
 def as_json(output: RolloutOutput) -> dict[str, Any]:

@@ -51,11 +51,12 @@ def third_party_imports(folder: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("folder", "allowed"),
     [
-        ("rollout_spec", names(PROJECT["dependencies"]) | extras("ray")),
+        ("rollout_spec", names(PROJECT["dependencies"]) | extras("ray", "server")),
+        ("integrations", names(PROJECT["dependencies"]) | extras("server")),
         ("kernels", names(PROJECT["dependencies"])),
         ("examples", names(PROJECT["dependencies"]) | extras("demo")),
         ("benchmarks", names(PROJECT["dependencies"]) | extras("demo", "ray", "compare")),
-        ("tests", names(PROJECT["dependencies"]) | extras("dev", "demo", "ray", "compare")),
+        ("tests", names(PROJECT["dependencies"]) | extras("dev", "demo", "ray", "server", "compare")),
     ],
 )
 def test_imports_are_declared(folder: str, allowed: set[str]) -> None:

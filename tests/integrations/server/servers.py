@@ -22,7 +22,7 @@ from tests.helpers.tiny_models import TinyModel, random_params, tiny_model
 from tests.helpers.tiny_tokenizer import tiny_tokenizer
 
 CONFIG = EngineConfig(
-    max_seqs=4, page_size=4, max_batch_tokens=24, max_seq_len=96, draft=DraftConfig(max_nodes=3)
+    max_seqs=4, page_size=4, max_batch_tokens=24, max_seq_len=96, draft=DraftConfig(max_nodes=3, gate=False)
 )
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
 
