@@ -8,6 +8,7 @@
 #   make test-latest   the tests again with Python 3.12 and the newest jax that pyproject.toml admits
 #   make test-tpu      compiles the kernels for five TPU chips, which needs none of them (CHIPS=v5e,v6e for fewer)
 #   make test-torch    the tests that compare live with torch and transformers
+#   make test-trl      the example that trains with TRL, and the adapter's tests
 # PYTHON=/path/to/python picks an interpreter, ARGS="..." goes to the program that a target runs.
 
 VENV ?= .venv
@@ -15,6 +16,7 @@ VENV_TORCH ?= .venv-torch
 VENV_LATEST ?= .venv-latest
 VENV_TUNIX ?= .venv-tunix
 VENV_TPU ?= .venv-tpu
+VENV_TRL ?= .venv-trl
 CHIPS ?= v4,v5e,v5p,v6e,tpu7x
 ARGS ?=
 WORKERS ?= 2
@@ -27,7 +29,7 @@ TRANSFORMERS = transformers>=5,<6 accelerate>=1,<2
 # Whatever environment the caller has activated, ours are used.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test lint format bench rivals test-latest test-torch test-tpu clean
+.PHONY: help demo test lint format bench rivals test-latest test-torch test-tpu test-trl clean
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -35,7 +37,7 @@ demo: $(VENV)/.installed-demo
 	$(VENV)/bin/python -m examples.grpo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not torch" $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not torch and not trl" $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m ruff check .
@@ -55,7 +57,7 @@ rivals: $(VENV_TORCH)/.installed-torch $(VENV_TUNIX)/.installed-tunix
 
 test-latest: $(VENV_LATEST)/.installed-latest
 	$(VENV_LATEST)/bin/python -c "import sys, jax; print('Python', sys.version.split()[0], 'with jax', jax.__version__)"
-	$(VENV_LATEST)/bin/python -m pytest -n $(WORKERS) -m "not torch" $(ARGS)
+	$(VENV_LATEST)/bin/python -m pytest -n $(WORKERS) -m "not torch and not trl" $(ARGS)
 
 test-torch: $(VENV_TORCH)/.installed-torch
 	$(VENV_TORCH)/bin/python -m pytest -n $(WORKERS) -m torch $(ARGS)
@@ -63,6 +65,9 @@ test-torch: $(VENV_TORCH)/.installed-torch
 test-tpu: $(VENV_TPU)/.installed-tpu
 	$(VENV_TPU)/bin/python -m benchmarks.kernels --compile-only --chips $(CHIPS)
 	$(VENV_TPU)/bin/python -m pytest -q tests/rollout_spec/test_fitting.py
+
+test-trl: $(VENV_TRL)/.installed-trl
+	$(VENV_TRL)/bin/python -m pytest -q -m trl tests/integrations/test_trl.py $(ARGS)
 
 # A stamp is newer than pyproject.toml once its environment holds what that file lists.
 $(VENV)/.installed-demo: pyproject.toml
@@ -85,9 +90,13 @@ $(VENV_TUNIX)/.installed-tunix: Makefile
 	@scripts/make_venv.sh $(VENV_TUNIX) demo 3.12 3.11 -- "google-tunix==0.1.7"
 	@touch $@
 
+$(VENV_TRL)/.installed-trl: pyproject.toml Makefile
+	@scripts/make_venv.sh $(VENV_TRL) dev,trl 3.11 3.12 3.13 -- "$(TORCH)"
+	@touch $@
+
 $(VENV_TPU)/.installed-tpu: pyproject.toml
 	@scripts/make_venv.sh $(VENV_TPU) dev,tpu
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV_TPU) $(VENV_TORCH) $(VENV_LATEST) $(VENV_TUNIX) build dist outputs .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_TPU) $(VENV_TRL) $(VENV_TORCH) $(VENV_LATEST) $(VENV_TUNIX) build dist outputs .cache .pytest_cache .mypy_cache .ruff_cache

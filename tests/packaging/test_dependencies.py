@@ -54,9 +54,9 @@ def third_party_imports(folder: str) -> dict[str, str]:
         ("rollout_spec", names(PROJECT["dependencies"]) | extras("ray", "server")),
         ("integrations", names(PROJECT["dependencies"]) | extras("server")),
         ("kernels", names(PROJECT["dependencies"])),
-        ("examples", names(PROJECT["dependencies"]) | extras("demo")),
+        ("examples", names(PROJECT["dependencies"]) | extras("demo", "trl", "compare")),
         ("benchmarks", names(PROJECT["dependencies"]) | extras("demo", "ray", "compare")),
-        ("tests", names(PROJECT["dependencies"]) | extras("dev", "demo", "ray", "server", "compare")),
+        ("tests", names(PROJECT["dependencies"]) | extras("dev", "demo", "ray", "server", "trl", "compare")),
     ],
 )
 def test_imports_are_declared(folder: str, allowed: set[str]) -> None:
