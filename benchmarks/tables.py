@@ -139,15 +139,16 @@ def markdown(stored: dict[str, Any]) -> str:
 
 def replace_table(readme: str, stored: dict[str, Any]) -> str:
     """README.md with the table of a stored run between its two marks."""
-    return _replace(readme, README.name, RESULTS.name, lambda: markdown(stored))
+    return replace_between(readme, README.name, RESULTS.name, lambda: markdown(stored))
 
 
 def replace_drafter_tables(page: str, stored: dict[str, Any]) -> str:
     """docs/drafting.md with the tables of a stored run between its two marks."""
-    return _replace(page, DRAFTING_PAGE.name, DRAFTER_RESULTS.name, lambda: drafter_markdown(stored))
+    return replace_between(page, DRAFTING_PAGE.name, DRAFTER_RESULTS.name, lambda: drafter_markdown(stored))
 
 
-def _replace(page: str, name: str, results: str, content: Callable[[], str]) -> str:
+def replace_between(page: str, name: str, results: str, content: Callable[[], str]) -> str:
+    """A page with new content between the marks of a results file. ValueError if it lacks them."""
     begin = BEGIN.format(results)
     before, _, rest = page.partition(begin)
     _, found, after = rest.partition(END)

@@ -302,7 +302,8 @@ class RolloutEngine:
             version: a number for these weights; None counts on. The present one again is a no-op.
             mode: what becomes of running requests. "drain" finishes them on the old weights first, "interrupt"
                 ends them with finish_reason "abort", "inflight" goes on with a cache recomputed under the new
-                weights, "inflight_keep" goes on with the cache as it is.
+                weights, "inflight_keep" goes on with the cache as it is. While weights are read and copied, requests
+                that have begun go on by a step on the old ones every 64 MiB, except with "interrupt".
             strict: refuse weights that lack some; otherwise those stay, and the report lists them.
             check_finite: refuse NaN and infinity.
             checksum: the sender's `weights.checksum`; refuse what arrives as anything else.
@@ -314,7 +315,9 @@ class RolloutEngine:
         """
         self._check_open()
         options = StagingOptions(strict, check_finite, checksum, donate, to_host=self._updates.asleep == 2)
-        return self._updates.update(weights, version=version, mode=mode, options=options)
+        return self._updates.update(
+            weights, version=version, mode=mode, options=options, steps=not self._paused
+        )
 
     def watch(
         self, path: str | os.PathLike[str], *, mode: UpdateMode = "drain", settle_s: float = 0.1

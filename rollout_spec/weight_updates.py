@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import time
 from collections.abc import Callable
@@ -57,9 +58,9 @@ class WeightUpdates:
         self._deferred: _Deferred | None = None
 
     def update(
-        self, weights: Any, *, version: int | None, mode: UpdateMode, options: StagingOptions
+        self, weights: Any, *, version: int | None, mode: UpdateMode, options: StagingOptions, steps: bool
     ) -> WeightUpdateReport:
-        """`RolloutEngine.update_weights`."""
+        """`RolloutEngine.update_weights`. steps: running requests may go on while weights are staged."""
         core, executor = self.core, self.core.executor
         version, previous = _checked(mode, version, options), core.weight_version
         serving = self._deferred.version if self._deferred is not None else previous
@@ -75,7 +76,10 @@ class WeightUpdates:
             )
         started = time.perf_counter()
         base = self._deferred.served if self._deferred is not None else executor.weights
-        staged = stage(executor.model_config, executor.layout, base, weights, options)
+        between = None
+        if steps and not self.asleep and mode != "interrupt" and core.begun:
+            between = functools.partial(core.advance, only_begun=mode == "drain")
+        staged = stage(executor.model_config, executor.layout, base, weights, options, between)
         seconds = {"stage": time.perf_counter() - started, "wait": 0.0, "swap": 0.0}
         deferred = mode == "drain" and bool(self.asleep) and bool(core.begun)
         ended: tuple = ()

@@ -19,6 +19,7 @@ class LazyTensor(NamedTuple):
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    """A checkpoint's tensors are read into memory that nobody else holds; a GGUF file's may be views of it."""
     unreadable: str | None = None
     """Name of the stored type if it can't be read."""
     dtype: np.dtype | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,18 +87,20 @@ def stage(
     served: ServedWeights,
     weights: Any,
     options: StagingOptions = StagingOptions(),
+    between: Callable[[], None] | None = None,
 ) -> StagedWeights:
     """`weights` in the layout and dtype of the engine, after all checks.
 
     Args:
         layout: the params tree as jax.ShapeDtypeStructs with shardings. served: what serves now.
-        weights: see `RolloutEngine.update_weights`.
+        weights: see `RolloutEngine.update_weights`. between: called before a copy once others of
+            `transfer.GROUP_BYTES` were made since the last time.
 
     Raises:
         WeightUpdateError: listing every missing, unknown or repeated weight, every wrong shape and dtype.
     """
     source = sources.open_source(weights)
-    staging = _Staging(config, layout, served, options)
+    staging = _Staging(config, layout, served, options, between)
     try:
         if source.streamed:
             for entry in source.entries(config, staging.faults):
@@ -130,9 +132,15 @@ class _Checked:
 
 class _Staging:
     def __init__(
-        self, config: ModelConfig, layout: dict, served: ServedWeights, options: StagingOptions
+        self,
+        config: ModelConfig,
+        layout: dict,
+        served: ServedWeights,
+        options: StagingOptions,
+        between: Callable[[], None] | None,
     ) -> None:
         self.config = config
+        self.between = between
         self.options = options
         self.served = served
         self.faults: list[str] = []
@@ -148,6 +156,7 @@ class _Staging:
         self.donated: dict[int, transfer.Target] = {}
         self._sent: set[tuple[int, bool]] = set()
         self._hf_names = False
+        self._seen_by_steps = self._bytes_since_steps = 0
 
     # Checks
 
@@ -219,20 +228,36 @@ class _Staging:
             and all(isinstance(one.value, jax.Array) and not one.transposed for one in found)
         )
         if together:
-            copies = transfer.placed_together(
-                [one.value for one in found], [self.layout[one.place] for one in found]
-            )
-            self.own += copies
-            self.arrays.update((one.place, copy) for one, copy in zip(found, copies, strict=True))
+            targets = [self.layout[one.place] for one in found]
+            for group in transfer.groups(targets, small=self.between is not None):
+                self._let_steps_run()
+                copies = transfer.placed_together(
+                    [found[place].value for place in group], [targets[place] for place in group]
+                )
+                self.own += copies
+                self.arrays.update(zip((found[place].place for place in group), copies, strict=True))
             return
         for one in found:
+            self._let_steps_run()
             self._copy(one)
-            one.value = None  # a mapped page, or the last hold on what the sender let go of
+            one.value = None  # perhaps the last hold on what the sender let go of
 
     def place(self, one: _Checked) -> None:
         """Copies one weight of a stream; it has been read when this returns."""
         if not (self.options.donate and self._keep_for_taking_over(one)):
+            self._let_steps_run()
             jax.block_until_ready(self._copy(one))
+
+    def _let_steps_run(self) -> None:
+        """Before a copy, if there were large ones since the last time."""
+        since, self._seen_by_steps = self.own[self._seen_by_steps :], len(self.own)
+        if self.between is None:
+            return
+        self._bytes_since_steps += sum(copy.nbytes for copy in since)
+        if self._bytes_since_steps >= transfer.GROUP_BYTES:
+            jax.block_until_ready([copy for copy in since if isinstance(copy, jax.Array)])
+            self._bytes_since_steps = 0
+            self.between()
 
     def _keep_for_taking_over(self, one: _Checked) -> bool:
         target = self.layout[one.place]
@@ -250,6 +275,8 @@ class _Staging:
         read_for_us = isinstance(one.value, sources.LazyTensor) and not one.transposed
         if read_for_us and transfer.can_take_over(value, target):
             copy: Any = value
+        elif read_for_us and transfer.lies_as(value, target):
+            copy = jax.device_put(value, target.sharding)  # which on a CPU keeps the memory
         else:
             copy = transfer.placed(value, target, one.transposed)
         if self.options.to_host:
@@ -350,9 +377,12 @@ def refusal(faults: list[str]) -> WeightUpdateError:
 
 
 def warm_up(layout: dict, params: dict) -> None:
-    """Compiles what staging arrays of the engine's own dtype needs: a whole tree at once, and each shape alone."""
+    """Compiles what staging arrays of the engine's own dtype needs: groups of a whole tree, and each shape alone."""
     leaves, targets = jax.tree.leaves(params), jax.tree.leaves(layout)
-    _delete(transfer.placed_together(leaves, targets))
+    for group in [*transfer.groups(targets, small=False), *transfer.groups(targets, small=True)]:
+        _delete(
+            transfer.placed_together([leaves[place] for place in group], [targets[place] for place in group])
+        )
     seen = set()
     for leaf, target in zip(leaves, targets, strict=True):
         what = (target.shape, target.dtype, target.sharding)

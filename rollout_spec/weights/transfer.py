@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from .arrays import Array
 
 Target = jax.ShapeDtypeStruct
 """Shape, dtype and sharding of a weight in the engine."""
+GROUP_BYTES = 2**26
+"""Of weights on a device that one program copies; and after which a step may run."""
 
 
 def placed(array: Array, target: Target, transposed: bool) -> jax.Array:
@@ -33,14 +36,40 @@ def placed(array: Array, target: Target, transposed: bool) -> jax.Array:
     return _copier(target.dtype, target.sharding, transposed)(array)
 
 
+def groups(targets: Sequence[Target], *, small: bool) -> list[list[int]]:
+    """Places of the weights that one program copies: what a dispatch costs is paid once a group, not once a weight.
+
+    On one device that is all of them, unless the groups are to be small so that steps can run between two. On several it
+    is GROUP_BYTES of each, or one weight, so that buffers of what they send each other are no larger.
+    """
+    if not small and all(_is_on_one_device(target) for target in targets):
+        return [list(range(len(targets)))] if targets else []
+    found: list[list[int]] = []
+    room = 0
+    for place, target in enumerate(targets):
+        size = math.prod(target.sharding.shard_shape(target.shape)) * target.dtype.itemsize
+        if size > room:
+            found.append([])
+            room = GROUP_BYTES
+        found[-1].append(place)
+        room -= size
+    return found
+
+
 def placed_together(arrays: Sequence[jax.Array], targets: Sequence[Target]) -> list[jax.Array]:
-    """`placed` for a whole tree, by one program: what a dispatch costs is paid once, not once a weight."""
+    """`placed` for a group, by one program."""
     ready = [
         array if _can_be_compiled_together(array, target) else jax.device_put(array, target.sharding)
         for array, target in zip(arrays, targets, strict=True)
     ]
-    dtypes, shardings = zip(*((target.dtype, target.sharding) for target in targets), strict=True)
-    return tree_copier(dtypes, shardings)(ready)
+    return tree_copier(*types_of(targets))(ready)
+
+
+def types_of(
+    targets: Sequence[Target],
+) -> tuple[tuple[np.dtype, ...], tuple[jax.sharding.Sharding, ...]]:
+    """Their dtypes and shardings, as `tree_copier` takes them."""
+    return tuple(target.dtype for target in targets), tuple(target.sharding for target in targets)
 
 
 def can_take_over(array: Any, target: Target) -> bool:
@@ -51,6 +80,11 @@ def can_take_over(array: Any, target: Target) -> bool:
         and array.sharding.is_equivalent_to(target.sharding, array.ndim)
         and not array.is_deleted()
     )
+
+
+def lies_as(array: Array, target: Target) -> bool:
+    """Whether an array of numpy needs no work on the device."""
+    return isinstance(array, np.ndarray) and array.dtype == target.dtype and array.flags.c_contiguous
 
 
 def taken_over(arrays: Sequence[jax.Array], targets: Sequence[Target]) -> list[jax.Array]:
