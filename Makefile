@@ -64,7 +64,7 @@ test-torch: $(VENV_TORCH)/.installed-torch
 
 test-tpu: $(VENV_TPU)/.installed-tpu
 	$(VENV_TPU)/bin/python -m benchmarks.kernels --compile-only --chips $(CHIPS)
-	$(VENV_TPU)/bin/python -m pytest -q tests/rollout_spec/test_fitting.py
+	$(VENV_TPU)/bin/python -m pytest -q tests/rollout_spec/test_fitting.py tests/rollout_spec/weights/test_resharding.py
 
 test-trl: $(VENV_TRL)/.installed-trl
 	$(VENV_TRL)/bin/python -m pytest -q -m trl tests/integrations/test_trl.py $(ARGS)

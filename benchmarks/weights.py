@@ -2,9 +2,9 @@
 
     python -m benchmarks.weights [--rounds N]
 
-SmolLM2-135M in float32. Each update and what it is compared with take turns, and figures are medians over the rounds.
-A stall is what a stream sees: by how much the longest time between two tokens of a request is longer with an update than the
-median without. Writes benchmarks/results/weights.json and the table in docs/weights.md.
+SmolLM2-135M in float32. An update and what it is compared with take turns, and figures are medians over the rounds.
+A stall is what a stream sees: by how much the longest time between two tokens of a request is longer with an update
+than the median without. Writes benchmarks/results/weights.json and the table in docs/weights.md.
 """
 
 from __future__ import annotations
@@ -37,12 +37,20 @@ from rollout_spec.weights.report import UPDATE_MODES
 
 RESULTS = Path(__file__).parent / "results" / "weights.json"
 
+TURNS = (
+    ("device copy", "pytree"),
+    ("pytree, taken over",),
+    ("read_bytes", "fromfile", "safetensors"),
+    ("named numpy arrays", "checksum"),
+)
+"""What takes turns: each finds memory as the others of its line left it, which decides about a third of the time."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """rounds: turns of every update. requests: that run while the modes are measured. tokens: of each."""
 
-    rounds: int = 11
+    rounds: int = 9
     requests: int = 8
     tokens: int = 48
 
@@ -52,7 +60,7 @@ def counting_compilations() -> Iterator[list[str]]:
     """Names of what JAX traces, lowers or compiles while the block runs."""
     seen: list[str] = []
 
-    def listen(event: str, duration: float, **_: object) -> None:
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith("/jax/core/compile/"):
             seen.append(event)
 
@@ -104,12 +112,13 @@ def swaps(engine: RolloutEngine, folder: Path, settings: Settings) -> dict[str, 
         "checksum": lambda: seconds_of(engine.checksum),
     }
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for name, call in calls.items():
+    for call in calls.values():
         call()  # nothing is cold afterwards
     with counting_compilations() as compilations:
-        for _ in range(settings.rounds):
-            for name, call in calls.items():
-                seconds[name].append(call())
+        for names in TURNS:
+            for _ in range(settings.rounds):
+                for name in names:
+                    seconds[name].append(calls[name]())
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
         "seconds": medians,
@@ -141,9 +150,7 @@ def stalls(engine: RolloutEngine, settings: Settings) -> dict[str, Any]:
     with counting_compilations() as compilations:
         for mode in UPDATE_MODES:
             for donate in (False, True):
-                found[f"{mode}, taken over" if donate else mode] = stall(
-                    engine, mine, mode, donate, settings
-                )
+                found[f"{mode}, taken over" if donate else mode] = stall(engine, mine, mode, donate, settings)
     return {"modes": found, "compilations": len(compilations)}
 
 
@@ -188,7 +195,9 @@ def stall(engine: RolloutEngine, mine: Any, mode: Any, donate: bool, settings: S
             first = len(times[0]) - 1
             updates.append(seconds_of(lambda: engine.update_weights(given, mode=mode, donate=donate)))  # noqa: B023
             updated = time.perf_counter()
-            while any(not request.ended and own[-1] < updated for request, own in zip(requests, times, strict=True)):
+            while any(
+                not request.ended and own[-1] < updated for request, own in zip(requests, times, strict=True)
+            ):
                 engine.step()
         waits.append(max((np.diff(own[first:]).max() for own in times if len(own) > first + 1), default=0.0))
         engine.abort()

@@ -46,12 +46,12 @@ def update_times_markdown(stored: dict[str, Any]) -> str:
         f"| reading `engine.checksum()` | {milliseconds['checksum']:.0f} | | |",
         "",
         f"A pytree takes {1e3 * swaps['beyond the copy']:+.1f} ms against the copy alone; safetensors are read at "
-        f"{swaps['share of read_bytes']:.1f} times the speed of `read_bytes` and {swaps['share of fromfile']:.2f} times "
-        f"that of `fromfile` (the file is in the page cache); "
+        f"{swaps['share of read_bytes']:.1f} times the speed of `read_bytes` and {swaps['share of fromfile']:.2f} "
+        f"times that of `fromfile` (the file is in the page cache); "
         f"{swaps['compilations'] + stalls['compilations']} compilations.",
         "",
-        f"| {settings['requests']} running requests | a token takes, ms | one takes longer by, ms | in steps | the update, ms "
-        "| donated: longer by, ms | the update, ms |",
+        f"| {settings['requests']} running requests | a token takes, ms | one takes longer by, ms | in steps "
+        "| the update, ms | donated: longer by, ms | the update, ms |",
         "|---|---|---|---|---|---|---|",
     ]
     modes = stalls["modes"]

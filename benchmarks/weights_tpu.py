@@ -4,8 +4,8 @@
 
 The programs are those that `update_weights` runs, compiled for weights that are shapes only, in bfloat16; the trainer's
 lie as the engine's do, or each split along its first axis that can be divided over all chips, as FSDP lays them out.
-Needs libtpu (`make test-tpu` makes .venv-tpu, which has it). Writes benchmarks/results/weights_tpu.json and the table in
-docs/weights.md.
+Needs libtpu (`make test-tpu` makes .venv-tpu, which has it). Writes benchmarks/results/weights_tpu.json and the
+table in docs/weights.md.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def update_memory(sent: Any, kept: Any) -> UpdateMemory:
     staged, temporary = 0, 0
     programs = transfer.groups(targets, small=False)
     for places in programs:
-        copier = transfer.tree_copier(*transfer.types_of([targets[place] for place in places]))
+        copier = transfer.tree_copier(
+            *transfer.types_of([arrays[place] for place in places], [targets[place] for place in places])
+        )
         memory = copier.lower([arrays[place] for place in places]).compile().memory_analysis()  # type: ignore[attr-defined]
         staged += memory.output_size_in_bytes - memory.alias_size_in_bytes
         temporary = max(temporary, memory.temp_size_in_bytes + memory.generated_code_size_in_bytes)

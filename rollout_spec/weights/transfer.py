@@ -15,6 +15,8 @@ from .arrays import Array
 
 Target = jax.ShapeDtypeStruct
 """Shape, dtype and sharding of a weight in the engine."""
+Way = tuple[jax.sharding.NamedSharding, ...]
+"""Layouts between that in which an array comes and the engine's."""
 GROUP_BYTES = 2**26
 """Of weights on a device that one program copies; and after which a step may run."""
 
@@ -31,16 +33,16 @@ def placed(array: Array, target: Target, transposed: bool) -> jax.Array:
         if _is_on_one_device(target):
             return jax.block_until_ready(_copier(target.dtype, target.sharding, transposed)(array))
         array = jax.block_until_ready(jax.device_put(array, turned(target, transposed)))
-    elif not _can_be_compiled_together(array, target):
-        array = jax.device_put(array, turned(target, transposed))
+    else:
+        array = _brought(array, target, turned(target, transposed))
     return _copier(target.dtype, target.sharding, transposed)(array)
 
 
 def groups(targets: Sequence[Target], *, small: bool) -> list[list[int]]:
     """Places of the weights that one program copies: what a dispatch costs is paid once a group, not once a weight.
 
-    On one device that is all of them, unless the groups are to be small so that steps can run between two. On several it
-    is GROUP_BYTES of each, or one weight, so that buffers of what they send each other are no larger.
+    On one device that is all of them, unless the groups are to be small so that steps can run between two. On several
+    it is GROUP_BYTES of each, or one weight, so that buffers of what they send each other are no larger.
     """
     if not small and all(_is_on_one_device(target) for target in targets):
         return [list(range(len(targets)))] if targets else []
@@ -58,18 +60,50 @@ def groups(targets: Sequence[Target], *, small: bool) -> list[list[int]]:
 
 def placed_together(arrays: Sequence[jax.Array], targets: Sequence[Target]) -> list[jax.Array]:
     """`placed` for a group, by one program."""
-    ready = [
-        array if _can_be_compiled_together(array, target) else jax.device_put(array, target.sharding)
-        for array, target in zip(arrays, targets, strict=True)
-    ]
-    return tree_copier(*types_of(targets))(ready)
+    ready = [_brought(array, target, target.sharding) for array, target in zip(arrays, targets, strict=True)]
+    return tree_copier(*types_of(ready, targets))(ready)
 
 
 def types_of(
-    targets: Sequence[Target],
-) -> tuple[tuple[np.dtype, ...], tuple[jax.sharding.Sharding, ...]]:
-    """Their dtypes and shardings, as `tree_copier` takes them."""
-    return tuple(target.dtype for target in targets), tuple(target.sharding for target in targets)
+    arrays: Sequence[Any], targets: Sequence[Target]
+) -> tuple[tuple[np.dtype, ...], tuple[jax.sharding.Sharding, ...], tuple[Way, ...]]:
+    """What `tree_copier` has to know of them."""
+    return (
+        tuple(target.dtype for target in targets),
+        tuple(target.sharding for target in targets),
+        tuple(_way(array, target) for array, target in zip(arrays, targets, strict=True)),
+    )
+
+
+def _way(array: Any, target: Target) -> Way:
+    """Layouts that an array has in between, so that XLA does not gather it whole on every device.
+
+    It would where the target is split over some axes of its mesh and the same over the others. So the array is first
+    split over all devices along the target's axis, in the order of its own devices, and then in the order in which
+    gathering over those others gives the target.
+    """
+    sharding = target.sharding
+    if array.sharding.is_equivalent_to(sharding, len(array.shape)) or not isinstance(
+        sharding, jax.sharding.NamedSharding
+    ):
+        return ()
+    mesh = sharding.mesh
+    parts = [part if isinstance(part, tuple) else (part,) for part in sharding.spec if part is not None]
+    others = tuple(
+        axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and not any(axis in part for part in parts)
+    )
+    if not parts or not others:
+        return ()
+    axis = next(axis for axis, part in enumerate(sharding.spec) if part is not None)
+    if target.shape[axis] % mesh.size:
+        return ()
+    before = [None] * axis
+    in_a_row = jax.sharding.Mesh(mesh.devices.reshape(-1), ("all",))
+    spread = (*before, (*parts[0], *others), *sharding.spec[axis + 1 :])
+    return (
+        jax.sharding.NamedSharding(in_a_row, jax.sharding.PartitionSpec(*before, "all")),
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spread)),
+    )
 
 
 def can_take_over(array: Any, target: Target) -> bool:
@@ -112,6 +146,22 @@ def _can_be_compiled_together(array: jax.Array, target: Target) -> bool:
     )
 
 
+def _brought(array: jax.Array, target: Target, sharding: jax.sharding.Sharding) -> jax.Array:
+    """`array` where a program for the target's devices can take it in: as it is, cut into the same pieces on as many
+    other devices, or else in the layout `sharding`."""
+    if _can_be_compiled_together(array, target):
+        return array
+    mine, its = array.sharding, target.sharding
+    if (
+        isinstance(mine, jax.sharding.NamedSharding)
+        and isinstance(its, jax.sharding.NamedSharding)
+        and mine.mesh.size == its.mesh.size
+    ):
+        mesh = jax.sharding.Mesh(its.mesh.devices.reshape(mine.mesh.devices.shape), mine.mesh.axis_names)
+        return jax.device_put(array, jax.sharding.NamedSharding(mesh, mine.spec))
+    return jax.device_put(array, sharding)
+
+
 def _devices(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
     """In the order in which a program numbers them."""
     if isinstance(sharding, jax.sharding.NamedSharding):
@@ -136,14 +186,20 @@ def _copier(dtype: np.dtype, sharding: jax.sharding.Sharding, transposed: bool) 
     return jax.jit(copy, out_shardings=sharding)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def tree_copier(
-    dtypes: tuple[np.dtype, ...], shardings: tuple[jax.sharding.Sharding, ...]
+    dtypes: tuple[np.dtype, ...], shardings: tuple[jax.sharding.Sharding, ...], ways: tuple[Way, ...]
 ) -> Callable[[Sequence[Any]], list[jax.Array]]:
-    """The jitted function from a list of arrays to copies of these types, laid out so."""
+    """The jitted function from a list of arrays to copies of these types, laid out so, by these ways."""
 
     def copy(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        return [jnp.array(array, dtype=dtype, copy=True) for array, dtype in zip(arrays, dtypes, strict=True)]
+        copies = []
+        for array, dtype, way in zip(arrays, dtypes, ways, strict=True):
+            array = jnp.array(array, dtype=dtype, copy=True)
+            for sharding in way:
+                array = jax.lax.with_sharding_constraint(array, sharding)
+            copies.append(array)
+        return copies
 
     return jax.jit(copy, out_shardings=list(shardings))
 
