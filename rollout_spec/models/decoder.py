@@ -52,24 +52,38 @@ class DecoderModel(nnx.Module):
         return self.unembed(hidden).reshape(batch, length, -1)
 
     def logits_ahead(
-        self, token_ids: jax.Array, depths: int, positions: jax.Array | None = None
+        self,
+        token_ids: jax.Array,
+        depths: int,
+        positions: jax.Array | None = None,
+        *,
+        trunk_states: jax.Array | None = None,
     ) -> jax.Array:
         """The heads' logits of whole sequences, float32[depths, B, T, V], as `__call__` gives the trunk's.
 
         Entry [d, b, i] scores token i + d + 2 of row b. It reads tokens up to i + d + 1, so the last d + 1 of each
-        row mean nothing. Needs `config.mtp`; there may be more depths than heads.
+        row mean nothing. Needs `config.mtp`; there may be more depths than heads. trunk_states [B, T, E]: those
+        of `whole_trunk_states`, where they are known already.
         """
         assert self.mtp is not None
         batch, length = token_ids.shape
+        if trunk_states is None:
+            trunk_states = self.whole_trunk_states(token_ids, positions)
         positions, attend = self._whole(token_ids, positions)
         table = self.rotary_table(positions, self.config.num_layers)
-        hidden = self.mtp_input(self.trunk_states(token_ids.reshape(-1), positions, attend))
+        hidden = self.mtp_input(trunk_states.reshape(batch * length, -1))
         logits = []
         for depth in range(depths):
             ahead = jnp.roll(token_ids, -(depth + 1), axis=1).reshape(-1)
             hidden, normed = self.mtp.predict(depth, self.embed(ahead), hidden, table, attend)
             logits.append(self.unembed(normed).reshape(batch, length, -1))
         return jnp.stack(logits)
+
+    def whole_trunk_states(self, token_ids: jax.Array, positions: jax.Array | None = None) -> jax.Array:
+        """`trunk_states` of whole sequences without a cache, [B, T, E] of token_ids int32[B, T]."""
+        batch, length = token_ids.shape
+        positions, attend = self._whole(token_ids, positions)
+        return self.trunk_states(token_ids.reshape(-1), positions, attend).reshape(batch, length, -1)
 
     def mtp_input(self, trunk_states: jax.Array) -> jax.Array:
         """What the first head takes, [T, E], of `trunk_states` [T, E]."""

@@ -32,14 +32,17 @@ def mtp_losses(
     config: ModelConfig,
     depths: int | None = None,
     train_trunk: bool = False,
+    states: jax.Array | None = None,
 ) -> jax.Array:
     """Mean cross-entropy in nats of each depth's prediction, float32[depths]; differentiable, for use in jit.
 
     tokens int32[B, T], padded at the right; mask bool or float[B, T]: which tokens count as targets. Depth d (from
     0) scores token i + d + 2 from the tokens up to i + d + 1. depths: None means one for each head; more apply
     the heads in turn again. train_trunk: whether the gradient also reaches the weights outside "mtp" (the
-    embedding and the output head, which the heads share, among them). A depth without targets has loss 0.
-    Raises ConfigError for a model without heads, and for rows too short for any target.
+    embedding and the output head, which the heads share, among them). states [B, T, E]: the `trunk_states` of
+    tokens; a trunk that stays as it is needs to compute them only once. A depth without targets has loss 0.
+    Raises ConfigError for a model without heads, for rows too short for any target, and for states of other rows or
+    along with train_trunk.
     """
     if config.mtp is None:
         raise ConfigError(
@@ -51,17 +54,24 @@ def mtp_losses(
             f"mtp_loss of {depths} depths: expected depths >= 1 and tokens and mask of one shape [B, T], T at least "
             f"depths + 2, got tokens {tokens.shape} and mask {mask.shape}"
         )
+    expected = (*tokens.shape, config.hidden_size)
+    if states is not None and (train_trunk or states.shape != expected):
+        raise ConfigError(
+            f"mtp_loss with states: expected shape {expected} and train_trunk=False, got shape {states.shape} and "
+            f"train_trunk={train_trunk}; states given ahead don't change with the trunk"
+        )
     if not train_trunk:
         params = {
             name: part if name == "mtp" else jax.lax.stop_gradient(part) for name, part in params.items()
         }
-    logits = nnx.merge(build(config), params).logits_ahead(tokens, depths)
+    logits = nnx.merge(build(config), params).logits_ahead(tokens, depths, trunk_states=states)
     losses = []
     for depth in range(depths):
         targets, counted = tokens[:, depth + 2 :], mask[:, depth + 2 :].astype(jnp.float32)
-        log_probs = jax.nn.log_softmax(logits[depth, :, : targets.shape[1]])
-        chosen = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
-        losses.append(-jnp.sum(chosen * counted) / jnp.maximum(jnp.sum(counted), 1))
+        scored = logits[depth, :, : targets.shape[1]]
+        chosen = jnp.take_along_axis(scored, targets[..., None], axis=-1)[..., 0]
+        nats = jax.nn.logsumexp(scored, axis=-1) - chosen
+        losses.append(jnp.sum(nats * counted) / jnp.maximum(jnp.sum(counted), 1))
     return jnp.stack(losses)
 
 
@@ -73,9 +83,17 @@ def mtp_loss(
     config: ModelConfig,
     depths: int | None = None,
     train_trunk: bool = False,
+    states: jax.Array | None = None,
 ) -> jax.Array:
     """The mean of `mtp_losses`, a scalar to add to the trainer's own loss (DeepSeek-V3 weighs it by 0.1 to 0.3)."""
-    return jnp.mean(mtp_losses(params, tokens, mask, config=config, depths=depths, train_trunk=train_trunk))
+    return jnp.mean(
+        mtp_losses(params, tokens, mask, config=config, depths=depths, train_trunk=train_trunk, states=states)
+    )
+
+
+def trunk_states(params: Params, tokens: jax.Array, *, config: ModelConfig) -> jax.Array:
+    """What the heads read of the trunk, [B, T, E] of tokens int32[B, T], padded at the right; for use in jit."""
+    return nnx.merge(build(config), params).whole_trunk_states(tokens)
 
 
 def init_mtp_heads(model: AnyModel, mtp: MTPConfig | None = None, *, seed: int = 0) -> AnyModel:
