@@ -8,13 +8,15 @@ from .draft.config import DraftConfig
 from .errors import ConfigError
 
 KERNELS = ("auto", "pallas", "reference")
+QUANTIZED_TYPES = ("int8", "fp8")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Sizes and options of a RolloutEngine. Raises ConfigError at once, listing every value out of range.
 
-    None of them changes a token.
+    None of them changes a token, but for `weight_dtype` and `cache_dtype`, which change the policy that is sampled
+    from (docs/quantisation.md says by how much).
 
     max_seqs: completions that run at the same time (slots).
     max_seq_len: longest prompt + completion, in tokens; None is the model's.
@@ -28,6 +30,9 @@ class EngineConfig:
     seed: where the seeds of requests without one are drawn from.
     kernel: "auto" (Pallas attention on TPU, the XLA reference elsewhere), "pallas" (on a CPU interpreted, for tests)
         or "reference". What the Pallas kernel doesn't support is refused when the engine is made.
+    weight_dtype: "int8" or "fp8" (e4m3) stores projections and experts in 8 bits, quantised on the device when the
+        engine is made and at every update; None stores them as they come.
+    cache_dtype: "int8" or "fp8" for 8-bit keys and values; None is the weights' dtype.
     """
 
     max_seqs: int = 16
@@ -39,6 +44,8 @@ class EngineConfig:
     draft: DraftConfig = field(default_factory=DraftConfig)
     seed: int = 0
     kernel: str = "auto"
+    weight_dtype: str | None = None
+    cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
         faults = []
@@ -63,6 +70,10 @@ class EngineConfig:
             faults.append(f"draft must be a DraftConfig, got {self.draft!r}")
         if self.kernel not in KERNELS:
             faults.append(f"kernel must be one of {', '.join(KERNELS)}, got {self.kernel!r}")
+        for name in ("weight_dtype", "cache_dtype"):
+            value = getattr(self, name)
+            if value is not None and value not in QUANTIZED_TYPES:
+                faults.append(f"{name} must be one of {', '.join(QUANTIZED_TYPES)} or None, got {value!r}")
         if not faults and self.max_batch_tokens < self.max_seqs:
             faults.append(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_seqs ({self.max_seqs}), "

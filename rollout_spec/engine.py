@@ -273,8 +273,11 @@ class RolloutEngine:
 
     @property
     def params(self) -> dict:
-        """The weights that serve; numpy arrays while the host keeps them for a sleeping engine. Don't donate them."""
-        return self._core.executor.params
+        """The weights that serve; numpy arrays while the host keeps them for a sleeping engine. Don't donate them.
+
+        Quantised weights are multiplied out, anew each time: a copy in the dtype of the weights that were given.
+        """
+        return self._core.executor.dense_params
 
     def checksum(self) -> str:
         """Checksum of what the engine serves now; compare it with `rollout_spec.weights.checksum` of yours."""

@@ -23,12 +23,14 @@ from .kernels.tree_attention import kv_pages_shape
 from .kernels.tree_attention.limits import check_latent_limits, check_limits
 from .look_ahead import LookAhead
 from .models import ModelConfig
+from .models.quantized import WEIGHT_TYPES, dense, leaves_of
 from .requests import Sequence
 from .sharding import MeshLayout
 from .slots import SlotTable
 from .step import StepState, cache_shape, compiled_step, new_state, state_sharding, write_tables
 from .step_inputs import HostBatch, StepShape, unpack_results
 from .weights import checksums
+from .weights.quantizing import WeightQuantizer
 from .weights.served import ServedWeights
 
 _MOST_CPU_CACHE_BYTES = 2**30
@@ -67,9 +69,11 @@ class Executor:
         self._state_sharding: Any = self._elsewhere
         if mesh_layout is not None:
             self._state_sharding = state_sharding(mesh_layout, config.max_seqs, self.look_ahead)
-        placed = jax.tree.map(
-            lambda leaf, target: jax.device_put(_owned(leaf), target.sharding), params, self.layout
+        weight_type = config.weight_dtype
+        self.quantizer = (
+            None if weight_type is None else WeightQuantizer(self.layout, WEIGHT_TYPES[weight_type])
         )
+        placed = self._placed(params)
         self.weights = ServedWeights(placed, functools.partial(checksums.begin, model_config))
         self.dtype = jax.tree.leaves(self.layout)[0].dtype
         # Draft nodes may lie behind the last position of the text.
@@ -83,6 +87,15 @@ class Executor:
         )
         self._run_before: set[StepShape] = set()
         self._state: StepState | None = self._new_state()
+
+    def _placed(self, params: dict) -> dict:
+        """The weights that an engine is made with, on the devices and quantised, one after the other."""
+        targets, tree = jax.tree.flatten(self.layout)
+        leaves = []
+        for place, (leaf, target) in enumerate(zip(jax.tree.leaves(params), targets, strict=True)):
+            array = jax.device_put(_owned(leaf), target.sharding)
+            leaves.append(array if self.quantizer is None else self.quantizer.quantized(place, array))
+        return jax.tree.unflatten(tree, leaves)
 
     def _check_kernel_limits(self) -> None:
         """Raises KernelLimitError where the kernels that steps would use don't support the model or the pages."""
@@ -214,6 +227,14 @@ class Executor:
             )
         return self.weights.params
 
+    @property
+    def dense_params(self) -> dict:
+        """`params` with quantised kernels multiplied out, in the dtype of the weights that were given."""
+        leaves, (targets, tree) = leaves_of(self.params), jax.tree.flatten(self.layout)
+        return jax.tree.unflatten(
+            tree, [dense(leaf, target.dtype) for leaf, target in zip(leaves, targets, strict=True)]
+        )
+
     def serve(self, params: dict, unmerged: dict[int, Any]) -> None:
         """Other weights from now on. unmerged: see `ServedWeights`."""
         self.weights.retire()
@@ -234,10 +255,7 @@ class Executor:
 
     def offload(self, *, keep: bool) -> int:
         """Takes the weights off the devices, to the host or nowhere; bytes freed over all devices."""
-        held = {
-            id(leaf): leaf
-            for leaf in (*jax.tree.leaves(self.weights.params), *self.weights.unmerged.values())
-        }
+        held = {id(leaf): leaf for leaf in jax.tree.leaves((self.weights.params, self.weights.unmerged))}
         freed = sum(_device_bytes(leaf) for leaf in held.values() if isinstance(leaf, jax.Array))
         on_host = jax.tree.map(np.array, (self.weights.params, self.weights.unmerged)) if keep else (None, {})
         if not keep:
@@ -249,12 +267,12 @@ class Executor:
         """Brings weights that the host keeps back to the devices."""
         if self.weights.params is None:
             return
-        targets = jax.tree.leaves(self.layout)
-        leaves, tree = jax.tree.flatten(self.weights.params)
-        placed = [_on_device(leaf, target) for leaf, target in zip(leaves, targets, strict=True)]
-        self.weights.params = jax.tree.unflatten(tree, placed)
+        layout = self.layout if self.quantizer is None else self.quantizer.layout
+        self.weights.params = jax.tree.map(_on_device, self.weights.params, layout)
+        targets = leaves_of(layout)
         self.weights.unmerged = {
-            place: _on_device(leaf, targets[place]) for place, leaf in self.weights.unmerged.items()
+            place: jax.tree.map(_on_device, leaf, targets[place])
+            for place, leaf in self.weights.unmerged.items()
         }
 
     def in_use_bytes(self) -> int | None:

@@ -26,7 +26,7 @@ def warm_up(core: EngineCore, progress: bool) -> None:
             core.executor.run(shape, batch_layout(shape, core.executor.pages_per_sequence).new())
             bar.advance(1)
     core.executor.warm_up_tables()
-    staging.warm_up(core.executor.layout, core.executor.params)
+    staging.warm_up(core.executor.layout, core.executor.params, core.executor.quantizer)
     if core.planner.trie is not None:
         _compile_drafter(core.config.draft)
     if core.drafter is not None:

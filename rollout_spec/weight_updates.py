@@ -79,7 +79,9 @@ class WeightUpdates:
         between = None
         if steps and not self.asleep and mode != "interrupt" and core.begun:
             between = functools.partial(core.advance, only_begun=mode == "drain")
-        staged = stage(executor.model_config, executor.layout, base, weights, options, between)
+        staged = stage(
+            executor.model_config, executor.layout, base, weights, options, executor.quantizer, between
+        )
         seconds = {"stage": time.perf_counter() - started, "wait": 0.0, "swap": 0.0}
         deferred = mode == "drain" and bool(self.asleep) and bool(core.begun)
         ended: tuple = ()

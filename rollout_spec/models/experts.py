@@ -6,6 +6,8 @@ load of an expert, so that a token's result doesn't depend on what it is compute
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from rollout_spec.models.config import ExpertsConfig, ModelConfig
 from rollout_spec.models.layers import GatedMLP, activate, matmul_precision
+from rollout_spec.models.quantized import QuantizedArray, is_quantized
 
 
 class Router(nnx.Module):
@@ -78,24 +81,28 @@ class Experts(nnx.Module):
         On a mesh (`jax.sharding.use_abstract_mesh`) each device computes what its experts, or its part of their
         width, contribute for all tokens, and the contributions are added up.
         """
-        stacks = [stack.kernel[...] for stack in (self.gate_proj, self.up_proj, self.down_proj)]
+        stacks = [stack.kernel.get_value() for stack in (self.gate_proj, self.up_proj, self.down_proj)]
         mesh = jax.sharding.get_abstract_mesh()
         sizes = {} if mesh.empty else dict(mesh.shape)
-        count, width = stacks[0].shape[0], stacks[0].shape[2]
+        quantized = is_quantized(stacks[0])
+        count, _, width = (stacks[0].values if quantized else stacks[0]).shape
         by_expert = "expert" if sizes.get("expert", 1) > 1 and count % sizes["expert"] == 0 else None
         by_width = "model" if sizes.get("model", 1) > 1 and width % sizes["model"] == 0 else None
         if by_expert is None and by_width is None:
             return self._contribution(hidden, chosen, weights, *stacks, first=0).astype(hidden.dtype)
 
-        def contribute(
-            hidden: jax.Array, chosen: jax.Array, weights: jax.Array, *own: jax.Array
-        ) -> jax.Array:
-            first = jax.lax.axis_index(by_expert) * own[0].shape[0] if by_expert else 0
+        def contribute(hidden: jax.Array, chosen: jax.Array, weights: jax.Array, *own: Any) -> jax.Array:
+            held = count // sizes["expert"] if by_expert else count
+            first = jax.lax.axis_index(by_expert) * held if by_expert else 0
             part = self._contribution(hidden, chosen, weights, *own, first=first)
             return jax.lax.psum(part, tuple(axis for axis in (by_expert, by_width) if axis))
 
-        inner, outer = PartitionSpec(by_expert, None, by_width), PartitionSpec(by_expert, by_width)
+        inner: Any = PartitionSpec(by_expert, None, by_width)
+        outer: Any = PartitionSpec(by_expert, by_width)
         everywhere = PartitionSpec()
+        if quantized:
+            inner = QuantizedArray(inner, PartitionSpec(by_expert, by_width), everywhere)
+            outer = QuantizedArray(outer, PartitionSpec(by_expert), everywhere)
         return jax.shard_map(
             contribute,
             mesh=mesh,
@@ -109,22 +116,32 @@ class Experts(nnx.Module):
         hidden: jax.Array,
         chosen: jax.Array,
         weights: jax.Array,
-        gate: jax.Array,
-        up: jax.Array,
-        down: jax.Array,
+        gate: Any,
+        up: Any,
+        down: Any,
         *,
         first: jax.Array | int,
     ) -> jax.Array:
         """float32[T, E]: what the experts of these stacks, the one of number `first` and so on, add to each token."""
         tokens, per_token = chosen.shape
-        count = gate.shape[0]
+        count = (gate.values if is_quantized(gate) else gate).shape[0]
         own = (chosen >= first) & (chosen < first + count)
         flat = jnp.where(own, chosen - first, count).reshape(-1)  # others' go behind the last group
         order = jnp.argsort(flat, stable=True)
         sizes = jnp.bincount(flat, length=count + 1)[:count].astype(jnp.int32)
 
-        def multiply(rows: jax.Array, stack: jax.Array) -> jax.Array:
-            return jax.lax.ragged_dot(rows, stack, sizes, precision=matmul_precision(stack.dtype))
+        def multiply(rows: jax.Array, stack: Any) -> jax.Array:
+            if not is_quantized(stack):
+                return jax.lax.ragged_dot(rows, stack, sizes, precision=matmul_precision(stack.dtype))
+            products = jax.lax.ragged_dot(
+                rows,
+                stack.values.astype(rows.dtype),
+                sizes,
+                precision=matmul_precision(rows.dtype),
+                preferred_element_type=jnp.float32,
+            )
+            scale = stack.scale[jnp.minimum(flat[order], count - 1)]  # of others' rows any will do
+            return (products * scale).astype(rows.dtype)
 
         rows = hidden[order // per_token]
         outputs = multiply(activate(self.config, multiply(rows, gate)) * multiply(rows, up), down)

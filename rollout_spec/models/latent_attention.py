@@ -13,6 +13,7 @@ from flax import nnx
 
 from rollout_spec.models.config import LatentConfig, ModelConfig
 from rollout_spec.models.layers import Attend, Linear, RMSNorm, RotaryTable, matmul_precision
+from rollout_spec.models.quantized import dense
 from rollout_spec.models.rope import rotate
 
 
@@ -42,7 +43,7 @@ class LatentAttention(nnx.Module):
         cached, key = jnp.split(self.kv_a_proj_with_mqa(inputs), [latent.kv_rank], axis=-1)
         cached, key = self.kv_a_layernorm(cached)[:, None, :], self._rotate(key[:, None, :], table)
 
-        to_keys, to_values = self._absorbed()
+        to_keys, to_values = self._absorbed(inputs.dtype)
         precision = matmul_precision(inputs.dtype)
         absorbed = jnp.einsum("thn,rhn->thr", plain, to_keys, precision=precision)
         q = jnp.concatenate([absorbed, self._rotate(rotated, table)], axis=-1)
@@ -59,9 +60,10 @@ class LatentAttention(nnx.Module):
         assert self.q_b_proj is not None
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(inputs)))
 
-    def _absorbed(self) -> tuple[jax.Array, jax.Array]:
+    def _absorbed(self, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
         """From a latent to each head's keys [R, H, nope] and values [R, H, value]."""
-        kernel = self.kv_b_proj.kernel[...].reshape(self.latent.kv_rank, self.num_heads, -1)
+        kernel = dense(self.kv_b_proj.kernel.get_value(), dtype)
+        kernel = kernel.reshape(self.latent.kv_rank, self.num_heads, -1)
         keys, values = jnp.split(kernel, [self.latent.nope_dim], axis=-1)
         return keys, values
 

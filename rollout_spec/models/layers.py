@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rollout_spec.models.config import ModelConfig
+from rollout_spec.models.quantized import multiply
 from rollout_spec.models.rope import rotate
 
 Attend = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -27,15 +28,14 @@ def matmul_precision(dtype: jnp.dtype) -> jax.lax.Precision:
 
 
 class Linear(nnx.Module):
-    """y = x @ kernel + bias, kernel [in, out]."""
+    """y = x @ kernel + bias, kernel [in, out], which may be a QuantizedArray."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool = False) -> None:
         self.kernel = nnx.Param(jnp.zeros((in_size, out_size)))
         self.bias = nnx.Param(jnp.zeros((out_size,))) if bias else None
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        kernel = self.kernel[...]
-        outputs = jnp.matmul(inputs, kernel, precision=matmul_precision(kernel.dtype))
+        outputs = multiply(inputs, self.kernel.get_value(), matmul_precision)
         return outputs if self.bias is None else outputs + self.bias[...]
 
 

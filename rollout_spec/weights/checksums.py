@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import WeightUpdateError
 from ..models import ModelConfig, abstract_params
+from ..models.quantized import is_quantized, leaves_of
 from . import adapters, names, sources, transfer
 from .arrays import as_array
 
@@ -60,10 +61,13 @@ def checksum(config: ModelConfig, weights: Any, dtype: Any = jnp.float32) -> str
 
 
 def begin(config: ModelConfig, params: dict) -> Callable[[], str]:
-    """Starts summing a whole params tree up; what it returns waits for the sums and gives the checksum."""
-    leaves = jax.tree.leaves(params)
-    sums = [sums_of(leaf) for leaf in leaves]
-    dtype = leaves[0].dtype
+    """Starts summing a whole params tree up; what it returns waits for the sums and gives the checksum.
+
+    A quantised kernel counts as the one that it was made from, which is what its sender has.
+    """
+    leaves = leaves_of(params)
+    sums = [leaf.sums if is_quantized(leaf) else sums_of(leaf) for leaf in leaves]
+    dtype = next(leaf.dtype for leaf in leaves if not is_quantized(leaf))
     return lambda: digest(config, dtype, sums)
 
 

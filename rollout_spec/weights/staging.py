@@ -12,9 +12,11 @@ import numpy as np
 
 from ..errors import WeightUpdateError
 from ..models import ModelConfig
+from ..models.quantized import dense, leaves_of
 from . import adapters, checksums, sources, transfer
 from .adapters import Adapter
 from .arrays import as_array
+from .quantizing import WeightQuantizer
 from .served import ServedWeights
 from .sources import Entry, Key
 
@@ -53,6 +55,8 @@ class StagedWeights:
     merged: tuple[str, ...]
     _donated: dict[int, transfer.Target] = field(default_factory=dict)
     _own: list[Any] = field(default_factory=list)
+    _spent: list[Any] = field(default_factory=list)
+    """Donated arrays that were quantised."""
 
     @property
     def params(self) -> dict:
@@ -68,12 +72,12 @@ class StagedWeights:
             for place, array in zip(places, arrays, strict=True):
                 self.leaves[place] = array
             self._donated.clear()
+        _delete(self._spent)
 
     def to_host(self) -> None:
         """Moves all of it to host memory."""
         self.take_over()
-        self.leaves = [np.array(leaf) for leaf in self.leaves]
-        self.unmerged = {place: np.array(leaf) for place, leaf in self.unmerged.items()}
+        self.leaves, self.unmerged = jax.tree.map(np.array, (self.leaves, self.unmerged))
         _delete(self._own)
 
     def discard(self) -> None:
@@ -87,9 +91,10 @@ def stage(
     served: ServedWeights,
     weights: Any,
     options: StagingOptions = StagingOptions(),
+    quantizer: WeightQuantizer | None = None,
     between: Callable[[], None] | None = None,
 ) -> StagedWeights:
-    """`weights` in the layout and dtype of the engine, after all checks.
+    """`weights` in the layout and dtype of the engine, after all checks, and quantised at last by `quantizer`.
 
     Args:
         layout: the params tree as jax.ShapeDtypeStructs with shardings. served: what serves now.
@@ -100,7 +105,7 @@ def stage(
         WeightUpdateError: listing every missing, unknown or repeated weight, every wrong shape and dtype.
     """
     source = sources.open_source(weights)
-    staging = _Staging(config, layout, served, options, between)
+    staging = _Staging(config, layout, served, options, quantizer, between)
     try:
         if source.streamed:
             for entry in source.entries(config, staging.faults):
@@ -137,9 +142,11 @@ class _Staging:
         layout: dict,
         served: ServedWeights,
         options: StagingOptions,
+        quantizer: WeightQuantizer | None,
         between: Callable[[], None] | None,
     ) -> None:
         self.config = config
+        self.quantizer = quantizer
         self.between = between
         self.options = options
         self.served = served
@@ -154,6 +161,7 @@ class _Staging:
         self.names: dict[int, str] = {}
         self.own: list[Any] = []
         self.donated: dict[int, transfer.Target] = {}
+        self.spent: list[Any] = []
         self._sent: set[tuple[int, bool]] = set()
         self._hf_names = False
         self._seen_by_steps = self._bytes_since_steps = 0
@@ -292,7 +300,7 @@ class _Staging:
     def _kept_elsewhere(self) -> Iterator[Any]:
         """Arrays that must outlive the staging, whoever donated them."""
         yield from jax.tree.leaves(self.served.params)
-        yield from self.served.unmerged.values()
+        yield from jax.tree.leaves(self.served.unmerged)
         yield from (self.arrays[place] for place in self.donated)
 
     # The end
@@ -303,17 +311,33 @@ class _Staging:
         self._check_values(leaves)
         jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
         skipped = () if self.adapters and not self.arrays else self._skipped()
+        replaced_bytes = sum(leaves[place].nbytes for place in {place for place, _ in self._sent})
+        leaves = [self._quantized(place, leaf) for place, leaf in enumerate(leaves)]
+        unmerged = {place: self._quantized(place, leaf) for place, leaf in unmerged.items()}
         return StagedWeights(
             leaves=leaves,
             tree=self.tree,
             unmerged=unmerged,
             tensors=len({place for place, _ in self._sent}),
-            bytes=sum(leaves[place].nbytes for place in {place for place, _ in self._sent}),
+            bytes=replaced_bytes,
             skipped=skipped,
             merged=tuple(self.names[place] for place in sorted(self.adapters)),
             _donated=self.donated,
             _own=self.own,
+            _spent=self.spent,
         )
+
+    def _quantized(self, place: int, leaf: Any) -> Any:
+        """The leaf as the engine keeps it. What it was made from is freed at once, or by its donor later."""
+        kept = leaf if self.quantizer is None else self.quantizer.quantized(place, leaf)
+        if kept is leaf:
+            return leaf
+        self.own += jax.tree.leaves(kept)
+        if self.donated.pop(place, None) is not None:
+            self.spent.append(leaf)
+        else:
+            _delete([leaf])
+        return kept
 
     def _skipped(self) -> tuple[str, ...]:
         return tuple(
@@ -324,7 +348,7 @@ class _Staging:
 
     def _merged(self) -> tuple[list[Any], dict[int, Any]]:
         """All leaves that will serve, and those that adapters were merged into as they were before."""
-        served = jax.tree.leaves(self.served.params)
+        served = leaves_of(self.served.params)
         leaves, unmerged = [], {}
         for place, target in enumerate(self.layout):
             if place in self.arrays:
@@ -333,7 +357,8 @@ class _Staging:
                 leaf = self.served.unmerged.get(place, served[place] if served else None)
             if place in self.adapters:
                 unmerged[place] = leaf
-                on_device = leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf, target.sharding)
+                base = dense(leaf, target.dtype)
+                on_device = base if isinstance(base, jax.Array) else jax.device_put(base, target.sharding)
                 leaf = adapters.merged(on_device, self.adapters[place], target)
                 if self.options.to_host:
                     leaf = transfer.to_host(leaf)
@@ -376,15 +401,16 @@ def refusal(faults: list[str]) -> WeightUpdateError:
     )
 
 
-def warm_up(layout: dict, params: dict) -> None:
+def warm_up(layout: dict, params: dict, quantizer: WeightQuantizer | None = None) -> None:
     """Compiles what staging arrays of the engine's own dtype needs: groups of a whole tree, and each shape alone."""
-    leaves, targets = jax.tree.leaves(params), jax.tree.leaves(layout)
+    targets = jax.tree.leaves(layout)
+    leaves = [dense(leaf, target.dtype) for leaf, target in zip(leaves_of(params), targets, strict=True)]
     for group in [*transfer.groups(targets, small=False), *transfer.groups(targets, small=True)]:
         _delete(
             transfer.placed_together([leaves[place] for place in group], [targets[place] for place in group])
         )
     seen = set()
-    for leaf, target in zip(leaves, targets, strict=True):
+    for place, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
         what = (target.shape, target.dtype, target.sharding)
         if what in seen:
             continue
@@ -392,6 +418,8 @@ def warm_up(layout: dict, params: dict) -> None:
         copy = transfer.placed(leaf, target, False)
         transfer.all_finite(copy)
         checksums.sums_of(copy)
+        if quantizer is not None:
+            quantizer.quantized(place, copy)
         if leaf.ndim == 2:
             transfer.placed(jax.jit(jnp.transpose)(leaf), target, True)
 

@@ -31,11 +31,18 @@ def generate(engine: RolloutEngine, prompts: list[list[int]]) -> list[list[int]]
 
 def main() -> None:
     chosen = sys.argv[1:] or list(CONFIGS)
-    for name in chosen:
+    for argument in chosen:  # a model, or model:weight_dtype
+        name, _, weight_dtype = argument.partition(":")
         config = CONFIGS[name]
         params, other = random_params(config, 0), random_params(config, 1)
         prompts = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7], [9, 8, 7]]
-        options = EngineConfig(max_seqs=4, page_size=4, max_batch_tokens=16, draft=DraftConfig(gate=False))
+        options = EngineConfig(
+            max_seqs=4,
+            page_size=4,
+            max_batch_tokens=16,
+            draft=DraftConfig(gate=False),
+            weight_dtype=weight_dtype or None,
+        )
         single = RolloutEngine(config, params, config=options)
         meshed = RolloutEngine(config, params, config=options, mesh=mesh_of(name))
         for weights in (None, dict(to_hf(config, other))):  # as given, and swapped in by name
@@ -49,7 +56,7 @@ def main() -> None:
         assert split, "some weights are split"
         assert meshed.stats().pages_held == 0
         assert all(jnp.isfinite(leaf).all() for leaf in split)
-        print(name, "equal", flush=True)
+        print(argument, "equal", flush=True)
 
 
 if __name__ == "__main__":

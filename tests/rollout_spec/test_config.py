@@ -24,6 +24,8 @@ ENGINE_FAULTS: dict[str, list[Any]] = {
     "draft": [None, "trie", {"kind": "trie"}],
     "seed": [None, *NOT_COUNTS],
     "kernel": ["mosaic", None, 1],
+    "weight_dtype": ["int4", "bfloat16", 8],
+    "cache_dtype": ["int4", "bfloat16", 8],
 }
 DRAFT_FAULTS: dict[str, list[Any]] = {
     "kind": ["Trie", None, 1],
