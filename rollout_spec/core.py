@@ -136,9 +136,14 @@ class EngineCore:
         """Unfinished requests that have run, whether they run now or were preempted."""
         return [request for request in self.requests.values() if request.begun]
 
-    def swap_weights(self, params: dict, unmerged: dict[int, Any], version: int) -> None:
-        """Serves checked weights from now on; nothing cached under the old ones is found again."""
-        self.executor.serve(params, unmerged)
+    def swap_weights(
+        self, params: dict, unmerged: dict[int, Any], version: int, *, keeps_cache: bool = False
+    ) -> None:
+        """Serves checked weights from now on; nothing cached under the old ones is found again.
+
+        keeps_cache: running sequences go on with what they have cached.
+        """
+        self.executor.serve(params, unmerged, keeps_cache=keeps_cache)
         self.weight_version = version
         self.scheduler.new_version(version)
         if self.drafter is not None:

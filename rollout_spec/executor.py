@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import table_rows
+from .cache_scales import calibration
 from .config import EngineConfig
 from .draft.config import DraftConfig
 from .errors import CapacityError, ConfigError, EngineStateError
@@ -67,8 +68,11 @@ class Executor:
         self.layout, self._elsewhere = weight_layout(params, mesh_layout)
         self.look_ahead = look_ahead_of(model_config, config.draft)
         self._state_sharding: Any = self._elsewhere
+        scaled = config.cache_dtype is not None
         if mesh_layout is not None:
-            self._state_sharding = state_sharding(mesh_layout, config.max_seqs, self.look_ahead)
+            self._state_sharding = state_sharding(
+                mesh_layout, config.max_seqs, self.look_ahead, scaled=scaled
+            )
         weight_type = config.weight_dtype
         self.quantizer = (
             None if weight_type is None else WeightQuantizer(self.layout, WEIGHT_TYPES[weight_type])
@@ -76,6 +80,7 @@ class Executor:
         placed = self._placed(params)
         self.weights = ServedWeights(placed, functools.partial(checksums.begin, model_config))
         self.dtype = jax.tree.leaves(self.layout)[0].dtype
+        self.cache_dtype = cache_dtype_of(model_config, config, self.dtype)
         # Draft nodes may lie behind the last position of the text.
         behind = config.draft.max_nodes + (0 if self.look_ahead is None else self.look_ahead.depth)
         self.pages_per_sequence = -(-(max_seq_len + behind) // config.page_size)
@@ -83,8 +88,20 @@ class Executor:
         self.num_pages = config.kv_pages or self._default_pages(max_seq_len)
         self._check_kernel_limits()
         self._step = compiled_step(
-            model_config, config.kernel, self._elsewhere, mesh_layout, config.max_seqs, self.look_ahead
+            model_config,
+            config.kernel,
+            self._elsewhere,
+            mesh_layout,
+            config.max_seqs,
+            self.look_ahead,
+            scaled,
         )
+        self._calibrate = None
+        if scaled:
+            self._calibrate = calibration(
+                model_config, self.look_ahead is not None, self.cache_dtype, self._elsewhere, mesh_layout
+            )
+        self._scales_are_due = False
         self._run_before: set[StepShape] = set()
         self._state: StepState | None = self._new_state()
 
@@ -104,24 +121,24 @@ class Executor:
         model, tokens = self.model_config, self.config.max_batch_tokens
         if model.latent is not None:
             latents = cache_shape(
-                model, num_pages=self.num_pages, page_size=self.config.page_size, dtype=self.dtype
+                model, num_pages=self.num_pages, page_size=self.config.page_size, dtype=self.cache_dtype
             )
             check_latent_limits(
                 jax.ShapeDtypeStruct((tokens, model.num_heads, latents[-1]), self.dtype),
                 jax.ShapeDtypeStruct((tokens, 1, latents[-1]), self.dtype),
-                jax.ShapeDtypeStruct(latents, self.dtype),
+                jax.ShapeDtypeStruct(latents, self.cache_dtype),
                 jax.ShapeDtypeStruct((self.config.max_seqs, self.pages_per_sequence), jnp.int32),
                 latent_dim=model.latent.kv_rank,
                 scale=model.attention_scale,
             )
             return
         pages = kv_pages_shape(
-            self.num_pages, self.config.page_size, model.num_kv_heads, model.head_dim, self.dtype
+            self.num_pages, self.config.page_size, model.num_kv_heads, model.head_dim, self.cache_dtype
         )
         check_limits(
             jax.ShapeDtypeStruct((tokens, model.num_heads, model.head_dim), self.dtype),
             jax.ShapeDtypeStruct((tokens, model.num_kv_heads, model.head_dim), self.dtype),
-            jax.ShapeDtypeStruct(pages, self.dtype),
+            jax.ShapeDtypeStruct(pages, self.cache_dtype),
             jax.ShapeDtypeStruct((self.config.max_seqs, self.pages_per_sequence), jnp.int32),
             scale=model.attention_scale,
         )
@@ -130,11 +147,12 @@ class Executor:
     def page_bytes(self) -> int:
         """Bytes of one page over all layers, and over the heads if they draft."""
         model, size = self.model_config, self.config.page_size
-        cache = int(np.prod(cache_shape(model, num_pages=1, page_size=size, dtype=self.dtype)))
+        cache = int(np.prod(cache_shape(model, num_pages=1, page_size=size, dtype=self.cache_dtype)))
+        cache *= self.cache_dtype.itemsize
         if self.look_ahead is None:
-            return cache * self.dtype.itemsize * model.num_layers
+            return cache * model.num_layers
         states = (model.num_caches - model.num_layers - 1) * size * model.hidden_size
-        return (cache * model.num_caches + states) * self.dtype.itemsize
+        return cache * model.num_caches + states * self.dtype.itemsize
 
     @property
     def shapes_run(self) -> int:
@@ -166,7 +184,9 @@ class Executor:
             slots=self.config.max_seqs,
             dtype=self.dtype,
             look_ahead=self.look_ahead,
+            cache_dtype=self.cache_dtype,
         )
+        self._scales_are_due = self._calibrate is not None
         return jax.device_put(state, self._state_sharding)
 
     @property
@@ -179,6 +199,8 @@ class Executor:
         """One step. The one wait for the device is the fetch of its results."""
         first = shape not in self._run_before
         start = time.perf_counter()
+        if self._scales_are_due:
+            self._set_scales()
         self._state, packed = self._step(
             self.params, self.state, batch.buffer, shape, self.pages_per_sequence
         )
@@ -190,6 +212,13 @@ class Executor:
             return StepOutcome(sample, seconds, first)
         tokens, probs = words.reshape(2, shape.sequences, self.look_ahead.depth, self.look_ahead.choices)
         return StepOutcome(sample, seconds, first, tokens, probs.view(np.float32))
+
+    def _set_scales(self) -> None:
+        """What the weights that serve need for an 8-bit cache; before the first step with them."""
+        assert self._calibrate is not None
+        scales = self._calibrate(self.params)
+        self._state = dataclasses.replace(self.state, cache_scales=scales)
+        self._scales_are_due = False
 
     def write_tables(self, sequence: Sequence) -> None:
         """Sets the sampling tables of the sequence's slot."""
@@ -235,8 +264,12 @@ class Executor:
             tree, [dense(leaf, target.dtype) for leaf, target in zip(leaves, targets, strict=True)]
         )
 
-    def serve(self, params: dict, unmerged: dict[int, Any]) -> None:
-        """Other weights from now on. unmerged: see `ServedWeights`."""
+    def serve(self, params: dict, unmerged: dict[int, Any], *, keeps_cache: bool = False) -> None:
+        """Other weights from now on. unmerged: see `ServedWeights`.
+
+        keeps_cache: what is cached goes on being read, so an 8-bit cache keeps its scales.
+        """
+        self._scales_are_due |= self._calibrate is not None and not keeps_cache
         self.weights.retire()
         self.weights = ServedWeights(params, self.weights.begin_checksum, unmerged)
 
@@ -280,6 +313,18 @@ class Executor:
         devices: Any = self._elsewhere.device_set
         counts = [device.memory_stats() for device in devices]
         return None if None in counts else sum(count["bytes_in_use"] for count in counts if count)
+
+
+def cache_dtype_of(model: ModelConfig, config: EngineConfig, dtype: Any) -> np.dtype:
+    """Of keys and values. Raises ConfigError where an 8-bit cache isn't supported."""
+    if config.cache_dtype is None:
+        return np.dtype(dtype)
+    if model.latent is not None:
+        raise ConfigError(
+            f"EngineConfig.cache_dtype is {config.cache_dtype!r}, and {model.architecture} caches latents, which are "
+            "kept in the weights' dtype only; leave cache_dtype None"
+        )
+    return np.dtype(WEIGHT_TYPES[config.cache_dtype])
 
 
 def look_ahead_of(model: ModelConfig, draft: DraftConfig) -> LookAhead | None:

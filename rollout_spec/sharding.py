@@ -104,10 +104,13 @@ class MeshLayout:
         """Of the sampling tables [slots, V]."""
         return self._named("slots", before=0, size=slots)
 
-    def by_head(self, attention: Callable[..., Any], *, latents: bool) -> Callable[..., Any]:
+    def by_head(
+        self, attention: Callable[..., Any], *, latents: bool, scaled: bool = False
+    ) -> Callable[..., Any]:
         """A paged attention that each device computes for the heads it holds.
 
-        attention: `mla_tree_attention` if latents, which are on every device, else `tree_paged_attention`.
+        attention: `mla_tree_attention` if latents, which are on every device, else `tree_paged_attention`, which
+        takes two more arrays [Hk] if `scaled`.
         """
         where = (PartitionSpec(),) * 5
         if latents:
@@ -116,7 +119,8 @@ class MeshLayout:
         else:
             axis = "model" if self.heads_are_split else None
             split = PartitionSpec(None, axis)
-            inputs = (split, split, split, self.cache.spec, *where)
+            scales = (PartitionSpec(axis),) * (2 if scaled else 0)
+            inputs = (split, split, split, self.cache.spec, *where, *scales)
         return jax.shard_map(
             attention,
             mesh=self.mesh,

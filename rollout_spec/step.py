@@ -17,10 +17,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .cache_scales import scales_shape
 from .kernels.compaction import move_cached_tokens
 from .kernels.mla_attention import latent_pages_shape, mla_tree_attention
 from .kernels.sampling import SamplingTables, count_outputs, tree_sample
 from .kernels.tree_attention import kv_pages_shape, tree_paged_attention
+from .kernels.tree_attention.quantize import is_scaled
 from .look_ahead import LookAhead, draft, fill_caches, keep_states
 from .models import ModelConfig, build
 from .models.layers import Attend
@@ -36,6 +38,7 @@ class StepState:
     kv_pages: tuple[jax.Array, ...]  # one a layer, and one a head that drafts, of `cache_shape`
     tables: SamplingTables
     head_states: tuple[jax.Array, ...] = ()  # [pages, page_size, E], one a head that drafts but the last
+    cache_scales: jax.Array | None = None  # float32[caches, 2, Hk] of an 8-bit cache, see `cache_scales.py`
 
 
 def new_state(
@@ -46,14 +49,19 @@ def new_state(
     slots: int,
     dtype: jax.typing.DTypeLike,
     look_ahead: LookAhead | None = None,
+    cache_dtype: jax.typing.DTypeLike | None = None,
 ) -> StepState:
-    """An empty cache and empty tables. With `look_ahead` there is one page more, the last, which is nobody's."""
+    """An empty cache and empty tables. With `look_ahead` there is one page more, the last, which is nobody's.
+
+    cache_dtype: of keys and values; None is `dtype`. Where it has 8 bits, scales are all 1 at first.
+    """
+    stored = dtype if cache_dtype is None else cache_dtype
     num_pages += look_ahead is not None
     heads = 0 if look_ahead is None else config.num_caches - config.num_layers
     kept = (num_pages, page_size, config.hidden_size)
     return StepState(
         kv_pages=new_cache(
-            config, num_pages=num_pages, page_size=page_size, dtype=dtype, count=config.num_layers + heads
+            config, num_pages=num_pages, page_size=page_size, dtype=stored, count=config.num_layers + heads
         ),
         tables=SamplingTables(
             output_counts=jnp.zeros((slots, config.vocab_size), jnp.int32),
@@ -61,6 +69,7 @@ def new_state(
             bias=jnp.zeros((slots, config.vocab_size), jnp.float32),
         ),
         head_states=tuple(jnp.zeros(kept, dtype) for _ in range(heads - 1)),
+        cache_scales=jnp.ones(scales_shape(config, heads)) if is_scaled(stored) else None,
     )
 
 
@@ -94,11 +103,12 @@ def compiled_step(
     mesh_layout: MeshLayout | None = None,
     slots: int = 0,
     look_ahead: LookAhead | None = None,
+    scaled: bool = False,
 ) -> Callable[[dict, StepState, Any, StepShape, int], tuple[StepState, jax.Array]]:
     """The jitted step of a model, shared by all engines that run it on the same devices.
 
     sharding: of what isn't on a mesh, or is on all of its devices. slots: of the tables on a mesh. look_ahead: how
-    the model's heads draft; None if they don't.
+    the model's heads draft; None if they don't. scaled: whether the cache has 8 bits.
     Takes weights, state, the buffer of a HostBatch, and its sizes; returns the state and `pack_results`'s array.
     """
 
@@ -111,11 +121,20 @@ def compiled_step(
         with jax.sharding.use_abstract_mesh(mesh_layout.mesh.abstract_mesh):  # layers of experts look for it
             return _step(config, backend, params, state, batch, mesh_layout, look_ahead)
 
-    out: Any = sharding if mesh_layout is None else (state_sharding(mesh_layout, slots, look_ahead), sharding)
+    out: Any = (
+        sharding
+        if mesh_layout is None
+        else (
+            state_sharding(mesh_layout, slots, look_ahead, scaled=scaled),
+            sharding,
+        )
+    )
     return jax.jit(step, donate_argnums=1, static_argnums=(3, 4), out_shardings=out)
 
 
-def state_sharding(mesh_layout: MeshLayout, slots: int, look_ahead: LookAhead | None = None) -> StepState:
+def state_sharding(
+    mesh_layout: MeshLayout, slots: int, look_ahead: LookAhead | None = None, *, scaled: bool = False
+) -> StepState:
     """Where the state lies on a mesh, as a tree like it."""
     cache: Any = mesh_layout.cache
     tables: Any = mesh_layout.tables(slots)
@@ -126,6 +145,7 @@ def state_sharding(mesh_layout: MeshLayout, slots: int, look_ahead: LookAhead | 
         kv_pages=(cache,) * (config.num_layers + heads),
         tables=SamplingTables(output_counts=tables, flags=tables, bias=tables),
         head_states=(everywhere,) * max(0, heads - 1),
+        cache_scales=everywhere if scaled else None,
     )
 
 
@@ -140,7 +160,9 @@ def _step(
 ) -> tuple[StepState, jax.Array]:
     model = nnx.merge(build(config), params)
     pages = list(state.kv_pages)
-    attend_to = functools.partial(attend_pages, config, backend=backend, mesh_layout=mesh_layout)
+    attend_to = functools.partial(
+        attend_pages, config, backend=backend, mesh_layout=mesh_layout, scales=state.cache_scales
+    )
     attend = attend_to(
         pages,
         kv_lens=batch.kv_lens,
@@ -164,13 +186,13 @@ def _step(
     tables = count_outputs(state.tables, batch.sequences.slots[batch.rows.sequences], sample.tokens, emitted)
     if look_ahead is None:
         kv_pages = _compact(backend, tuple(pages), batch, emitted, mesh_layout)
-        return StepState(kv_pages, tables), pack_results(sample, None)
+        return StepState(kv_pages, tables, (), state.cache_scales), pack_results(sample, None)
     states = fill_caches(model, batch, trunk_states, sample, state.head_states, attend)
     head_states = keep_states(batch, states, sample.accepted, state.head_states)
     kv_pages = _compact(backend, tuple(pages), batch, emitted, mesh_layout)
     one_each = functools.partial(_one_each, attend_to, batch.kv_lens.shape[0])
     drafts, kv_pages = draft(model, look_ahead, batch, sample, emitted, states, kv_pages, one_each, unembed)
-    return StepState(kv_pages, tables, head_states), pack_results(sample, drafts)
+    return StepState(kv_pages, tables, head_states, state.cache_scales), pack_results(sample, drafts)
 
 
 def _one_each(
@@ -204,10 +226,12 @@ def attend_pages(
     num_seqs: jax.Array,
     backend: str,
     mesh_layout: MeshLayout | None = None,
+    scales: jax.Array | None = None,
 ) -> Attend:
     """The attention of `DecoderModel.hidden_states` over paged caches; replaces each layer's entry of `pages`.
 
-    Arrays are those of `tree_paged_attention`. On a mesh each device attends with the heads that it holds.
+    Arrays are those of `tree_paged_attention`; scales float32[caches, 2, Hk], of an 8-bit cache's keys and values.
+    On a mesh each device attends with the heads that it holds.
     """
     where = (kv_lens, page_table, cu_q_lens, ancestors, num_seqs)
 
@@ -227,19 +251,29 @@ def attend_pages(
             )
         else:
             function = functools.partial(
-                tree_paged_attention,
+                tree_paged_attention if scales is None else _scaled_attention,
                 scale=config.attention_scale,
                 sliding_window=config.window(layer),
                 soft_cap=config.attention_soft_cap,
                 backend=backend,
             )
             arrays = (q, k, v, pages[layer], *where)
+            if scales is not None:
+                arrays = (*arrays, scales[layer, 0], scales[layer, 1])
         if mesh_layout is not None:
-            function = mesh_layout.by_head(function, latents=config.latent is not None)
+            latents, scaled = config.latent is not None, scales is not None
+            function = mesh_layout.by_head(function, latents=latents, scaled=scaled)
         out, pages[layer] = function(*arrays)
         return out
 
     return attend
+
+
+def _scaled_attention(*arrays: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """`tree_paged_attention` that takes the scales of keys and values as its last two arrays."""
+    *others, k_scale, v_scale = arrays
+    attention: Callable[..., Any] = tree_paged_attention
+    return attention(*others, k_scale=k_scale, v_scale=v_scale, **options)
 
 
 def _compact(

@@ -107,7 +107,8 @@ class WeightUpdates:
             recomputed = self._settle(mode)
             spans = self._spans()
             self._deferred = None
-            core.swap_weights(staged.params, staged.unmerged, version)
+            kept = mode == "inflight_keep" and bool(core.scheduler.running)
+            core.swap_weights(staged.params, staged.unmerged, version, keeps_cache=kept)
             ended = tuple(request.request_id for request in to_end)
             fingerprint = executor.weights.fingerprint
             seconds |= {"wait": swapped - waited, "swap": time.perf_counter() - swapped}

@@ -47,7 +47,7 @@ class DecoderModel(nnx.Module):
         at the right, where nothing reads it.
         """
         batch, length = token_ids.shape
-        positions, attend = self._whole(token_ids, positions)
+        positions, attend = self.whole(token_ids, positions)
         hidden = self.hidden_states(token_ids.reshape(-1), positions, attend)
         return self.unembed(hidden).reshape(batch, length, -1)
 
@@ -69,7 +69,7 @@ class DecoderModel(nnx.Module):
         batch, length = token_ids.shape
         if trunk_states is None:
             trunk_states = self.whole_trunk_states(token_ids, positions)
-        positions, attend = self._whole(token_ids, positions)
+        positions, attend = self.whole(token_ids, positions)
         table = self.rotary_table(positions, self.config.num_layers)
         hidden = self.mtp_input(trunk_states.reshape(batch * length, -1))
         logits = []
@@ -82,7 +82,7 @@ class DecoderModel(nnx.Module):
     def whole_trunk_states(self, token_ids: jax.Array, positions: jax.Array | None = None) -> jax.Array:
         """`trunk_states` of whole sequences without a cache, [B, T, E] of token_ids int32[B, T]."""
         batch, length = token_ids.shape
-        positions, attend = self._whole(token_ids, positions)
+        positions, attend = self.whole(token_ids, positions)
         return self.trunk_states(token_ids.reshape(-1), positions, attend).reshape(batch, length, -1)
 
     def mtp_input(self, trunk_states: jax.Array) -> jax.Array:
@@ -90,7 +90,7 @@ class DecoderModel(nnx.Module):
         assert self.mtp is not None
         return self.norm(trunk_states) if self.mtp.form.reads_normed else trunk_states
 
-    def _whole(self, token_ids: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, Attend]:
+    def whole(self, token_ids: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, Attend]:
         """Positions int32[B * T] and attention of whole sequences int32[B, T]."""
         batch, length = token_ids.shape
         if positions is None:

@@ -81,7 +81,9 @@ class Experts(nnx.Module):
         On a mesh (`jax.sharding.use_abstract_mesh`) each device computes what its experts, or its part of their
         width, contribute for all tokens, and the contributions are added up.
         """
-        stacks = [stack.kernel.get_value() for stack in (self.gate_proj, self.up_proj, self.down_proj)]
+        stacks: list[Any] = [
+            stack.kernel.get_value() for stack in (self.gate_proj, self.up_proj, self.down_proj)
+        ]
         mesh = jax.sharding.get_abstract_mesh()
         sizes = {} if mesh.empty else dict(mesh.shape)
         quantized = is_quantized(stacks[0])

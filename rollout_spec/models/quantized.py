@@ -76,7 +76,8 @@ def quantize(kernel: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """Values [..., in, out] of `dtype` and scales float32[..., out] of a kernel [..., in, out].
 
     Scales have 17 bits, so that float32 holds every product of a value and its scale: quantising what was multiplied
-    out gives the same again. A channel of zeros has scale 1. Not finite numbers make their channel's scale not finite, and so are not hidden.
+    out gives the same again. A channel of zeros has scale 1. Numbers that are not finite make their channel's scale
+    not finite, and so are not hidden.
     """
     wide = kernel.astype(jnp.float32)
     reach = jnp.max(jnp.abs(wide), axis=-2)
@@ -95,7 +96,7 @@ def _rounded_down(scale: jax.Array) -> jax.Array:
 
 
 def dense(leaf: Any, dtype: Any) -> Any:
-    """What a leaf stands for, in `dtype`: a quantised kernel multiplied out, of jax or of numpy as it is; else itself."""
+    """What a leaf stands for: a quantised kernel multiplied out in `dtype`, by jax or numpy as it is; else itself."""
     if not is_quantized(leaf):
         return leaf
     if isinstance(leaf.values, np.ndarray):
