@@ -52,7 +52,11 @@ class EngineCore:
         self.shapes = step_shapes(config)
         self.executor = executor or Executor(model_config, params, config, max_seq_len, mesh_layout)
         self.scheduler = Scheduler(
-            config, self.executor.num_pages, self.shapes[-1], tokens_behind=self._tokens_behind(model_config)
+            config,
+            self.executor.num_pages,
+            self.shapes[-1],
+            tokens_behind=self._tokens_behind(model_config),
+            window=model_config.widest_window,
         )
         self.planner = DraftPlanner(config.draft, drafter, self.shapes, model_config.vocab_size)
         self.requests: dict[Hashable, Request] = {}
@@ -233,6 +237,7 @@ class EngineCore:
             done: dict[int, Request] = {}  # of several sequences that end at once, the request ends once
             for entry in sampled:
                 self.scheduler.publish(entry.sequence)
+                self.scheduler.give_back_passed(entry.sequence)
                 if entry.sequence.finish_reason is not None:
                     self._withdraw(entry.sequence)
                     done[id(entry.sequence.request)] = entry.sequence.request
@@ -250,6 +255,7 @@ class EngineCore:
         if not entry.samples:
             sequence.cached += entry.count
             self.scheduler.publish(sequence)
+            self.scheduler.give_back_passed(sequence)
 
     def _take_scores(self, entry: StepEntry, outcome: StepOutcome) -> None:
         sequence, scored = entry.sequence, entry.scored
@@ -258,6 +264,7 @@ class EngineCore:
         sequence.logprobs[first : first + len(scored)] = found
         sequence.cached += entry.count
         self.scheduler.publish(sequence)
+        self.scheduler.give_back_passed(sequence)
         if sequence.uncached == 0:
             self._withdraw(sequence)
             sequence.finish_reason = "length"

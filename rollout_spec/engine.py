@@ -86,7 +86,7 @@ class RolloutEngine:
             model_config,
             tokenizer,
             max_seq_len=self.max_seq_len,
-            cache_tokens=self._core.executor.num_pages * config.page_size,
+            cache_tokens=self._core.scheduler.longest or self.max_seq_len,
             seed=config.seed,
         )
         self._ids = itertools.count()

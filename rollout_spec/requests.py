@@ -43,6 +43,8 @@ class Sequence:
     cached: int = 0
     """Tokens whose keys and values lie in `pages`."""
     pages: list[int] = field(default_factory=list)
+    passed: int = 0
+    """How many of `pages` no later token sees, so that they were given back; they stand for the first that is held."""
     digests: list[Digest] = field(default_factory=list)
     """Of the full pages of `tokens`, as far as computed."""
     published: int = 0

@@ -23,10 +23,20 @@ class Scheduler:
     """Slots, pages, and the queues of waiting and running sequences."""
 
     def __init__(
-        self, config: EngineConfig, num_pages: int, largest: StepShape, *, tokens_behind: int = 0
+        self,
+        config: EngineConfig,
+        num_pages: int,
+        largest: StepShape,
+        *,
+        tokens_behind: int = 0,
+        window: int | None = None,
     ) -> None:
-        """tokens_behind: on how many tokens behind a page its content depends too, see `look_ahead`."""
+        """tokens_behind: on how many tokens behind a page its content depends too, see `look_ahead`.
+
+        window: how many positions a token sees at most, itself included; None is all.
+        """
         self.config = config
+        self._window = None if window is None else window + tokens_behind
         self._tokens_behind = tokens_behind
         self.largest = largest
         self.pool = PagePool(num_pages)
@@ -41,6 +51,20 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def most_held(self) -> int | None:
+        """Pages that a sequence holds at most, however long it is; None if it holds all."""
+        if self._window is None:
+            return None
+        return self.pages_needed(self._window + self.largest.tokens + self._tokens_behind) + 1
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence that the pages have room for; None if there is no limit."""
+        if self.most_held is not None and self.most_held <= self.pool.num_pages:
+            return None
+        return self.pool.num_pages * self.config.page_size
 
     def pages_needed(self, tokens: int) -> int:
         return -(-tokens // self.config.page_size)
@@ -74,6 +98,7 @@ class Scheduler:
             sequence.cached = len(pages) * self.config.page_size
             sequence.published = len(pages)
             self.cached_prompt_tokens += sequence.cached
+            self.give_back_passed(sequence)
             sequence.slot = self._free_slots.pop()
             sequence.request.status = "running"
             sequence.request.begun = True
@@ -84,7 +109,10 @@ class Scheduler:
 
     def _missing_pages(self, sequence: Sequence) -> int:
         """Pages that its known tokens will still take."""
-        return max(0, self.pages_needed(sequence.length) - len(sequence.pages))
+        missing = self.pages_needed(sequence.length) - len(sequence.pages)
+        if self.most_held is not None:
+            missing = min(missing, self.most_held - len(sequence.pages) + sequence.passed)
+        return max(0, missing)
 
     def _reusable_pages(self, sequence: Sequence) -> list[Digest]:
         """Digests of the full pages that the prefix cache may provide: one token stays to be computed."""
@@ -158,11 +186,26 @@ class Scheduler:
         if full <= sequence.published or not self.config.prefix_cache or sequence.keeps_old_cache:
             return
         digests = self._digests(sequence, full)
-        for number in range(sequence.published, full):
+        for number in range(max(sequence.published, sequence.passed), full):
             self.pool.publish(digests[number], sequence.pages[number])
             if self._being_computed.get(digests[number]) is sequence:
                 del self._being_computed[digests[number]]
         sequence.published = full
+
+    def give_back_passed(self, sequence: Sequence) -> None:
+        """Gives back the pages that lie behind the window of all tokens to come; `publish` goes before.
+
+        Their entries in the page table name the first page that is still held: a kernel may read there what it
+        masks, and the sequence's own numbers can't spoil it.
+        """
+        if self._window is None:
+            return
+        passed = (sequence.cached - self._window + 1) // self.config.page_size
+        passed = min(passed, len(sequence.pages) - 1)
+        if passed > sequence.passed:
+            self.pool.release(sequence.pages[sequence.passed : passed])
+            sequence.pages[:passed] = [sequence.pages[passed]] * passed
+            sequence.passed = passed
 
     def preempt(self, sequence: Sequence) -> None:
         """Takes its slot and pages and puts it at the front of the queue, to be computed again."""
@@ -174,12 +217,13 @@ class Scheduler:
     def release(self, sequence: Sequence) -> None:
         """A running sequence ended or is preempted: gives up its slot and pages."""
         self.running.remove(sequence)
-        self.pool.release(sequence.pages)
+        self.pool.release(sequence.pages[sequence.passed :])
         for digest in sequence.digests[sequence.published :]:
             if self._being_computed.get(digest) is sequence:
                 del self._being_computed[digest]
         self._free_slots.append(sequence.slot)
         sequence.pages, sequence.cached, sequence.published, sequence.slot = [], 0, 0, -1
+        sequence.passed = 0
         sequence.tables_written = sequence.slot_written = False
         sequence.keeps_old_cache = False
 

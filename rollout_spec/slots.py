@@ -18,6 +18,7 @@ class SlotTable:
         self.pages_per_sequence = pages_per_sequence
         self.page_table = np.zeros((slots, pages_per_sequence), np.int32)
         self._pages_set = np.zeros(slots, np.int32)
+        self._passed = np.zeros(slots, np.int32)
         self._sampling = {
             "slots": np.arange(slots, dtype=np.int32),
             "seeds": np.zeros((slots, 2), np.uint32),
@@ -38,6 +39,9 @@ class SlotTable:
         if not sequence.slot_written:
             self._write(sequence)
             sequence.slot_written = True
+            self._pages_set[slot] = self._passed[slot] = 0
+        if self._passed[slot] != sequence.passed:
+            self._passed[slot] = sequence.passed
             self._pages_set[slot] = 0
         known = self._pages_set[slot]
         if known != len(pages):

@@ -176,6 +176,12 @@ class ModelConfig:
         """
         return self.windows[min(layer, self.num_layers - 1)] if self.windows else None
 
+    @property
+    def widest_window(self) -> int | None:
+        """The most positions that a token of any layer sees; None if it sees all on some layer."""
+        widths = [width for width in self.windows if width is not None]
+        return max(widths) if widths and len(widths) == len(self.windows) else None
+
     def rope_of(self, layer: int) -> RopeConfig:
         """Rotary embedding of that layer, or of a head, as `window` numbers them."""
         if self.windowed_rope is None or self.window(layer) is None:

@@ -34,11 +34,18 @@ class Simulation:
     """
 
     def __init__(
-        self, num_pages: int, *, rng_seed: int = 0, draft_nodes: int = 0, **config: int | bool
+        self,
+        num_pages: int,
+        *,
+        rng_seed: int = 0,
+        draft_nodes: int = 0,
+        window: int | None = None,
+        **config: int | bool,
     ) -> None:
         self.config = EngineConfig(**{"page_size": 4, **config}, draft=DraftConfig(max_nodes=8))  # type: ignore[arg-type]
         self.largest = step_shapes(self.config)[-1]
-        self.scheduler = Scheduler(self.config, num_pages, self.largest)
+        self.window = window
+        self.scheduler = Scheduler(self.config, num_pages, self.largest, window=window)
         self.rng = np.random.default_rng(rng_seed)
         self.draft_nodes = draft_nodes
         size = self.config.page_size
@@ -87,8 +94,9 @@ class Simulation:
     def _compute(self, entry: StepEntry) -> int:
         """How many draft nodes are accepted."""
         sequence, version = entry.sequence, self.scheduler.weight_version
-        cached = self.slots[self._places(sequence, 0, sequence.cached)]
-        assert cached[:, 0].tolist() == sequence.tokens[: sequence.cached].tolist()
+        first = 0 if self.window is None else max(0, sequence.cached - self.window + 1)
+        cached = self.slots[self._places(sequence, first, sequence.cached)]
+        assert cached[:, 0].tolist() == sequence.tokens[first : sequence.cached].tolist()
         if not sequence.keeps_old_cache:
             assert (cached[:, 1] == version).all()
         end = sequence.cached + entry.count
@@ -124,6 +132,9 @@ class Simulation:
             self.slots[places, 0] = sequence.tokens[before - 1 : sequence.length - 1]
             self.slots[places, 1] = self.scheduler.weight_version
         self.scheduler.publish(sequence)
+        self.scheduler.give_back_passed(sequence)
+        held = len(sequence.pages) - sequence.passed
+        assert self.scheduler.most_held is None or held <= self.scheduler.most_held
         done = sequence.uncached == 0 if sequence.score_from is not None else sequence.room == 0
         if done:
             self.scheduler.release(sequence)
@@ -138,11 +149,12 @@ def numbers(sequences: SequenceOf[Sequence], of: SequenceOf[Sequence]) -> list[i
 # Random traffic
 
 
+@pytest.mark.parametrize("window", [None, 1, 7])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("draft_nodes", [0, 5])
 @pytest.mark.parametrize("seed", range(10))
 def test_random_traffic_is_finished_within_limits_and_only_on_its_own_cache(
-    seed: int, draft_nodes: int, prefix_cache: bool
+    seed: int, draft_nodes: int, prefix_cache: bool, window: int | None
 ) -> None:
     rng = np.random.default_rng(seed)
     longest = 40
@@ -151,6 +163,7 @@ def test_random_traffic_is_finished_within_limits_and_only_on_its_own_cache(
         num_pages,
         rng_seed=seed,
         draft_nodes=draft_nodes,
+        window=window,
         max_seqs=int(rng.integers(1, 6)),
         max_batch_tokens=int(rng.integers(6, 30)),
         prefix_cache=prefix_cache,
@@ -352,3 +365,20 @@ def test_a_sequence_that_cannot_be_admitted_for_want_of_pages_waits() -> None:
     simulation.submit(first, second)
     assert [entry.sequence for entry in simulation.step()] == [first]
     assert [entry.sequence for entry in simulation.step()] == [second]
+
+
+@pytest.mark.parametrize("window", [1, 6, 11])
+def test_a_sequence_much_longer_than_the_cache_runs_within_its_window(window: int) -> None:
+    rng = np.random.default_rng(0)
+    simulation = Simulation(
+        60, draft_nodes=3, window=window, max_seqs=2, max_batch_tokens=6, prefix_cache=True
+    )
+    least = simulation.scheduler.most_held
+    assert least is not None
+    simulation = Simulation(
+        least, draft_nodes=3, window=window, max_seqs=2, max_batch_tokens=6, prefix_cache=True
+    )
+    assert simulation.scheduler.longest is None
+    simulation.submit(*new_sequences(random_tokens(rng, 90), max_tokens=200, n=2))
+    simulation.run(4000)
+    assert [sequence.length for sequence in simulation.ended] == [290, 290]
