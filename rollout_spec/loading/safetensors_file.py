@@ -1,7 +1,7 @@
 """One safetensors file, checked before anything of it is read.
 
-It isn't mapped into memory: reading into aligned memory spares page faults and the copy that jax would make of a mapping
-that begins anywhere, and touching a mapping of a file that was cut short meanwhile would kill the process.
+It isn't mapped into memory: reading into aligned memory spares page faults and the copy that jax would make of a
+mapping that begins anywhere, and touching a mapping of a file that was cut short meanwhile would kill the process.
 """
 
 from __future__ import annotations
