@@ -145,11 +145,11 @@ def measure(settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
     held_out = texts(language, 4 * len(STYLES), schedule.length, generator)
     results: dict[str, Any] = {
         "nats": np.asarray(jax.jit(losses)(params, jnp.asarray(held_out))).tolist(),
-        "entropy": language.entropy(list(held_out)),
+        "language_nats": language.nats(list(held_out)),
         "styles": {},
     }
     say(
-        f"Held out: {results['nats'][0]:.4f} nats a token, of {results['entropy']:.4f} that are the language's own"
+        f"Held out: {results['nats'][0]:.4f} nats a token, {results['language_nats']:.4f} by the language itself"
     )
     for style in STYLES:
         say(f"{style} ...")

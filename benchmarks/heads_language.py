@@ -104,6 +104,15 @@ class Language:
                 nats.append(-float(probs @ np.log(probs)))
         return math.fsum(nats) / len(nats)
 
+    def nats(self, texts: Sequence[NDArray[np.int32]], first: int = 1) -> float:
+        """Mean of -log p of the tokens from `first` on: the least that any policy can reach on average."""
+        nats = [
+            -math.log(self.next_probs(text[:end].tolist())[text[end]])
+            for text in texts
+            for end in range(first, len(text))
+        ]
+        return math.fsum(nats) / len(nats)
+
 
 def _transitions(generator: np.random.Generator) -> NDArray[np.float64]:
     """A likeliest successor each, all different, and some others; how likely it is differs from letter to letter."""

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from numpy.typing import NDArray
@@ -33,7 +32,7 @@ from rollout_spec.draft.config import DraftKind
 from rollout_spec.intake import Prompt
 from rollout_spec.loading import LoadedModel, load_model
 from rollout_spec.models import Params
-from rollout_spec.training import init_mtp_heads, mtp_losses, trunk_states
+from rollout_spec.training import init_mtp_heads, mtp_loss, trunk_states
 
 PROBLEMS = Path(__file__).parent.parent / "benchmarks" / "data" / "prompts.jsonl"
 KINDS: tuple[DraftKind, ...] = ("none", "trie", "mtp", "hybrid")
@@ -53,6 +52,7 @@ class Settings:
     measurements: int = 4  # of the head while it trains
     rows: int = 4  # answers in an optimizer step
     learning_rate: float = 1e-3
+    other_tokens: int = 2048  # that compete in an optimizer step beside those that occur in the answers
     depth: int = 2  # tokens that the head drafts ahead, and learns to
     seed: int = 0
 
@@ -101,7 +101,11 @@ def make_rows(outputs: Sequence[RolloutOutput]) -> Rows:
 
 
 class HeadTrainer:
-    """Trains the heads of a model whose trunk stays as it is, and therefore runs over the answers only once."""
+    """Trains the heads of a model whose trunk stays as it is, and saves what that allows to save on few cores.
+
+    The trunk runs over the texts once. And of the vocabulary only the tokens that occur in them compete, beside some
+    others, new ones in each step: scoring all would take most of the time.
+    """
 
     def __init__(self, model: LoadedModel, rows: Rows, settings: Settings) -> None:
         self.params = model.params
@@ -113,17 +117,17 @@ class HeadTrainer:
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98))
         self._optimizer_state = optimizer.init(model.params["mtp"])
 
-        def loss(heads: Params, params: Params, *batch: jax.Array) -> jax.Array:
+        occurring, numbers = np.unique(rows.token_ids, return_inverse=True)
+        self._occurring = occurring.astype(np.int32)
+        self._others = np.setdiff1d(np.arange(model.config.vocab_size, dtype=np.int32), self._occurring)
+        self._num_others = min(settings.other_tokens, len(self._others))
+        competing = len(occurring) + self._num_others
+        config = dataclasses.replace(model.config, vocab_size=competing)
+
+        def loss(heads: Params, params: Params, vocabulary: jax.Array, *batch: jax.Array) -> jax.Array:
             tokens, answered, states = batch
-            losses = mtp_losses(
-                {**params, "mtp": heads},
-                tokens,
-                answered,
-                config=model.config,
-                depths=settings.depth,
-                states=states,
-            )
-            return jnp.mean(losses)
+            cut = {**params, "mtp": heads, **cut_vocabulary(params, vocabulary)}
+            return mtp_loss(cut, tokens, answered, config=config, depths=settings.depth, states=states)
 
         def step(params: Params, optimizer_state: Any, *batch: jax.Array) -> tuple[Params, Any, jax.Array]:
             value, gradients = jax.value_and_grad(loss)(params["mtp"], params, *batch)
@@ -134,16 +138,30 @@ class HeadTrainer:
         run_trunk = jax.jit(lambda params, tokens: trunk_states(params, tokens, config=model.config))
         parts = in_parts(np.arange(len(rows.token_ids)), settings.rows)
         states = np.concatenate([run_trunk(model.params, rows.token_ids[some]) for some in parts])
-        self._data = (rows.token_ids, rows.answered, states[: len(rows.token_ids)])
+        numbers = numbers.reshape(rows.token_ids.shape).astype(np.int32)
+        self._data = (numbers, rows.answered, states[: len(rows.token_ids)])
 
     def epoch(self, number: int) -> Iterator[float]:
         """Takes the steps of an epoch, its rows in random order; yields the loss of each, in nats a token."""
-        order = np.random.default_rng([self.settings.seed, number]).permutation(len(self._data[0]))
+        generator = np.random.default_rng([self.settings.seed, number])
+        order = generator.permutation(len(self._data[0]))
         for some in in_parts(order, self.settings.rows):
+            others = generator.choice(self._others, self._num_others, replace=False)
+            vocabulary = np.concatenate([self._occurring, others])
             batch = [array[some] for array in self._data]
-            heads, self._optimizer_state, value = self._step(self.params, self._optimizer_state, *batch)
+            heads, self._optimizer_state, value = self._step(
+                self.params, self._optimizer_state, vocabulary, *batch
+            )
             self.params = {**self.params, "mtp": heads}
             yield float(value)
+
+
+def cut_vocabulary(params: Params, vocabulary: jax.Array) -> Params:
+    """Embedding and output head of the tokens int32[N] alone: token i is then vocabulary[i]."""
+    parts = {"embed_tokens": {"embedding": params["embed_tokens"]["embedding"][vocabulary]}}
+    if "lm_head" in params:
+        parts["lm_head"] = {"kernel": params["lm_head"]["kernel"][:, vocabulary]}
+    return parts
 
 
 def in_parts(numbers: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:

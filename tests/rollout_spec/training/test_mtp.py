@@ -12,7 +12,7 @@ import pytest
 from rollout_spec.errors import ConfigError
 from rollout_spec.loading import LoadedModel
 from rollout_spec.models import MTPConfig, abstract_params, apply
-from rollout_spec.training import init_mtp_heads, mtp_loss, mtp_losses
+from rollout_spec.training import init_mtp_heads, mtp_loss, mtp_losses, trunk_states
 from rollout_spec.weights.names import to_hf
 from tests.helpers.plain_model import PlainModel
 from tests.helpers.plain_mtp import PlainHeads
@@ -68,6 +68,19 @@ def test_the_gradient_reaches_the_trunk_only_if_asked(train_trunk: bool) -> None
     assert (np.abs(gradient["layers"][0]["mlp"]["up_proj"]["kernel"]).max() > 0) == train_trunk
 
 
+def test_states_of_the_trunk_given_ahead_change_neither_loss_nor_gradient() -> None:
+    model, (tokens, mask) = model_with_heads(), rows()
+    states = trunk_states(model.params, tokens, config=model.config)
+    compute = jax.value_and_grad(functools.partial(mtp_loss, config=model.config))
+    whole, gradient = compute(model.params, tokens, mask)
+    given, given_gradient = compute(model.params, tokens, mask, states=states)
+    np.testing.assert_allclose(given, whole, rtol=1e-6)
+    for mine, theirs in zip(
+        jax.tree.leaves(given_gradient["mtp"]), jax.tree.leaves(gradient["mtp"]), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_what_the_mask_leaves_out_changes_neither_loss_nor_gradient() -> None:
     model, (tokens, mask) = model_with_heads(), rows()
     changed = tokens.at[1, -3:].set(7)  # padding, at the right and not counted
@@ -115,6 +128,11 @@ def test_misuse_is_refused_with_advice() -> None:
         mtp_loss(model.params, tokens[:, :3], mask[:, :3], config=model.config)
     with pytest.raises(ConfigError, match="at least depths"):
         mtp_loss(model.params, tokens, mask[:, :5], config=model.config)
+    states = trunk_states(model.params, tokens, config=model.config)
+    with pytest.raises(ConfigError, match="don't change with the trunk"):
+        mtp_loss(model.params, tokens, mask, config=model.config, states=states, train_trunk=True)
+    with pytest.raises(ConfigError, match=r"expected shape \(3, 10"):
+        mtp_loss(model.params, tokens, mask, config=model.config, states=states[:, 1:])
     with pytest.raises(ConfigError, match="already has 2"):
         init_mtp_heads(model)
     with pytest.raises(ConfigError, match="at least one head"):
