@@ -48,7 +48,7 @@ def test_texts_follow_the_probabilities() -> None:
     for style in STYLES:
         texts = [LANGUAGE.write(style, 120, generator) for _ in range(40)]
         nats = LANGUAGE.nats(texts, 40)
-        assert nats == pytest.approx(LANGUAGE.entropy(texts, 40), abs=0.1)
+        assert nats == pytest.approx(LANGUAGE.entropy(texts, 40), rel=0.1)
 
 
 def test_the_likeliest_letter_depends_on_the_one_three_before_alone() -> None:
