@@ -30,13 +30,13 @@ FOLDER = Path(__file__).parent
 REFERENCES = ("float32", "bfloat16")
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},
-    "bfloat16": {},
     "int8 weights": {"weight_dtype": "int8"},
     "fp8 weights": {"weight_dtype": "fp8"},
     "int8 cache": {"cache_dtype": "int8"},
     "fp8 cache": {"cache_dtype": "fp8"},
     "int8 weights and cache": {"weight_dtype": "int8", "cache_dtype": "int8"},
     "fp8 weights and cache": {"weight_dtype": "fp8", "cache_dtype": "fp8"},
+    "bfloat16": {},
 }
 
 
@@ -70,7 +70,7 @@ def play(way: str, prompts: list[str], max_tokens: int, scored: list[list[int]] 
     """scored: the text whose log-probabilities are taken; None is the way's own."""
     loaded = load_model(fetch(), "bfloat16" if way == "bfloat16" else "float32")
     config = EngineConfig(
-        max_seqs=16, max_seq_len=512, max_batch_tokens=128, draft=DraftConfig(kind="none"), **WAYS[way]
+        max_seqs=16, max_seq_len=512, max_batch_tokens=64, draft=DraftConfig(kind="none"), **WAYS[way]
     )
     engine = RolloutEngine(loaded.config, loaded.params, tokenizer=loaded.tokenizer, config=config)
     chats: Any = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -122,8 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=40)
     arguments = parser.parse_args()
     lines = (FOLDER / "data" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines[: arguments.prompts]]
