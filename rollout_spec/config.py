@@ -30,6 +30,8 @@ class EngineConfig:
     seed: where the seeds of requests without one are drawn from.
     kernel: "auto" (Pallas attention on TPU, the XLA reference elsewhere), "pallas" (on a CPU interpreted, for tests)
         or "reference". What the Pallas kernel doesn't support is refused when the engine is made.
+    host_cache_bytes: host memory for pages of the prefix cache that the device has no room for; they come back when
+        their prefix is asked for. 0 keeps none.
     weight_dtype: "int8" or "fp8" (e4m3) stores projections and experts in 8 bits, quantised on the device when the
         engine is made and at every update; None stores them as they come.
     cache_dtype: "int8" or "fp8" for 8-bit keys and values; None is the weights' dtype.
@@ -44,6 +46,7 @@ class EngineConfig:
     draft: DraftConfig = field(default_factory=DraftConfig)
     seed: int = 0
     kernel: str = "auto"
+    host_cache_bytes: int = 0
     weight_dtype: str | None = None
     cache_dtype: str | None = None
 
@@ -56,6 +59,7 @@ class EngineConfig:
             ("kv_pages", True, 1),
             ("max_batch_tokens", False, 1),
             ("seed", False, 0),
+            ("host_cache_bytes", False, 0),
         ):
             value = getattr(self, name)
             if optional and value is None:
@@ -74,6 +78,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value not in QUANTIZED_TYPES:
                 faults.append(f"{name} must be one of {', '.join(QUANTIZED_TYPES)} or None, got {value!r}")
+        if not faults and self.host_cache_bytes and not self.prefix_cache:
+            faults.append(
+                "host_cache_bytes is for prefix_cache=True: without one nothing is cached to be kept"
+            )
         if not faults and self.max_batch_tokens < self.max_seqs:
             faults.append(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_seqs ({self.max_seqs}), "

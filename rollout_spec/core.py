@@ -184,6 +184,7 @@ class EngineCore:
         self.scheduler.admit(only_begun=only_begun)
         entries = self.scheduler.plan()
         if not entries:
+            self._move_pages()
             return None
         for entry in entries:
             self._prepare(entry.sequence)
@@ -191,11 +192,17 @@ class EngineCore:
         packed = pack(
             entries, plan.shape, self.executor.slots, for_heads=self.executor.look_ahead is not None
         )
+        self._move_pages()
         outcome = self.executor.run(plan.shape, packed)
         if not outcome.first_of_its_shape:  # a compilation teaches nothing about what a step costs
             self.planner.measured(plan, outcome.seconds)
         self.stats.count_step(plan, entries, packed.arrays, outcome.sample)
         return plan, outcome, self._take_in(entries, outcome)
+
+    def _move_pages(self) -> None:
+        """Pages go to host memory and come back from there before a step overwrites or reads them."""
+        if self.scheduler.host_cache is not None:
+            self.scheduler.host_cache.carry_out(self.executor)
 
     def _prepare(self, sequence: Sequence) -> None:
         if sequence.score_from is not None:
@@ -293,5 +300,7 @@ class EngineCore:
         in_step = self.scheduler.running or list(self.scheduler.waiting)[:1]
         for request in {id(sequence.request): sequence.request for sequence in in_step}.values():
             self.fail(request, reason)
-        if self.executor.recover():
+        host_cache = self.scheduler.host_cache
+        unmoved = host_cache is not None and host_cache.drop_moves()
+        if self.executor.recover() or unmoved:  # a page that was to come in doesn't hold what it is known for
             self.scheduler.pool.forget_contents()

@@ -463,6 +463,9 @@ class RolloutEngine:
         stats.pages, stats.pages_held = self._core.executor.num_pages, self._core.scheduler.pool.num_held
         stats.preemptions = self._core.scheduler.preemptions
         stats.prompt_tokens_cached = self._core.scheduler.cached_prompt_tokens
+        stats.prompt_tokens_from_host = self._core.scheduler.host_cached_tokens
+        host_cache = self._core.scheduler.host_cache
+        stats.host_cache_bytes = 0 if host_cache is None else host_cache.bytes
         stats.step_shapes = self._core.executor.shapes_run
         stats.drafter_bytes = self.drafter.memory_bytes if self.drafter is not None else 0
         return stats
@@ -470,7 +473,8 @@ class RolloutEngine:
     def reset_stats(self) -> None:
         """Starts counting anew."""
         self._core.stats = EngineStats()
-        self._core.scheduler.preemptions = self._core.scheduler.cached_prompt_tokens = 0
+        scheduler = self._core.scheduler
+        scheduler.preemptions = scheduler.cached_prompt_tokens = scheduler.host_cached_tokens = 0
 
     def clear_prefix_cache(self) -> None:
         """Forgets what is cached of prompts that don't run; those that do keep theirs, and share it no more."""

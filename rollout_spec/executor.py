@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from . import page_moves
 from .batch import table_rows
 from .cache_scales import calibration
 from .config import EngineConfig
 from .draft.config import DraftConfig
 from .errors import CapacityError, ConfigError, EngineStateError
+from .host_cache import PageContent
 from .kernels.backend import resolve_backend
 from .kernels.sampling import SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
 from .kernels.tree_attention import kv_pages_shape
@@ -212,6 +214,14 @@ class Executor:
             return StepOutcome(sample, seconds, first)
         tokens, probs = words.reshape(2, shape.sequences, self.look_ahead.depth, self.look_ahead.choices)
         return StepOutcome(sample, seconds, first, tokens, probs.view(np.float32))
+
+    def read_pages(self, pages: list[int]) -> list[PageContent]:
+        """What pages hold, on the host."""
+        return page_moves.read(self.state, pages)
+
+    def write_pages(self, pages: list[int], contents: list[PageContent]) -> None:
+        """Sets what pages hold."""
+        self._state = page_moves.write(self.state, pages, contents, self._state_sharding)
 
     def _set_scales(self) -> None:
         """What the weights that serve need for an 8-bit cache; before the first step with them."""

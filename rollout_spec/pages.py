@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,12 @@ def next_digest(previous: Digest, page_tokens: NDArray[np.int32]) -> Digest:
 class PagePool:
     """Hands out page numbers, counts their holders, and finds pages by content."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(
+        self, num_pages: int, given_up: Callable[[Digest, int], None] = lambda digest, page: None
+    ) -> None:
+        """given_up: called with what was cached in a page that `allocate` is about to hand out."""
         self.num_pages = num_pages
+        self._given_up = given_up
         self._free = list(range(num_pages - 1, -1, -1))
         self._holders = np.zeros(num_pages, np.int32)
         self._page_of: dict[Digest, int] = {}
@@ -63,7 +67,9 @@ class PagePool:
                 page = self._free.pop()
             else:
                 page, _ = self._kept.popitem(last=False)
-                del self._page_of[self._digest_of.pop(page)]
+                digest = self._digest_of.pop(page)
+                del self._page_of[digest]
+                self._given_up(digest, page)
             self._holders[page] = 1
             pages.append(page)
         return pages

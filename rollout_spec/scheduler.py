@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 
 from .batch import StepEntry
 from .config import EngineConfig
+from .host_cache import HostCache
 from .pages import Digest, PagePool, first_digest, next_digest
 from .requests import Sequence
 from .step import StepShape
@@ -39,11 +41,16 @@ class Scheduler:
         self._window = None if window is None else window + tokens_behind
         self._tokens_behind = tokens_behind
         self.largest = largest
-        self.pool = PagePool(num_pages)
+        self.host_cache = HostCache(config.host_cache_bytes) if config.host_cache_bytes else None
+        self.pool = (
+            PagePool(num_pages) if self.host_cache is None else PagePool(num_pages, self.host_cache.page_out)
+        )
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of admission
         self.weight_version = 0
         self.cached_prompt_tokens = 0
+        self.host_cached_tokens = 0
+        """Those of them that came back from host memory."""
         self.preemptions = 0
         self._free_slots = list(range(config.max_seqs - 1, -1, -1))
         self._being_computed: dict[Digest, Sequence] = {}
@@ -89,12 +96,15 @@ class Scheduler:
                 continue
             pages = self.pool.acquire(prompt_pages)
             sequence.pages = pages
-            promised += self._missing_pages(sequence)
+            missing = self._missing_pages(sequence)
+            promised += missing
             if self.running and promised > self.pool.num_available:
                 self.pool.release(pages)
                 sequence.pages = []
                 passed_over.append(sequence)
                 break
+            self._bring_back(prompt_pages, pages)
+            promised += self._missing_pages(sequence) - missing
             sequence.cached = len(pages) * self.config.page_size
             sequence.published = len(pages)
             self.cached_prompt_tokens += sequence.cached
@@ -106,6 +116,22 @@ class Scheduler:
                 self._being_computed.setdefault(digest, sequence)
             self.running.append(sequence)
         self.waiting.extendleft(reversed(passed_over))
+
+    def _bring_back(self, digests: SequenceOf[Digest], pages: list[int]) -> None:
+        """Extends `pages`, the first of `digests`, by what host memory holds of the next, as far as pages go."""
+        if self.host_cache is None:
+            return
+        for digest in digests[len(pages) :]:
+            page = self.pool.acquire([digest])  # one behind a gap
+            if not page:
+                content = self.host_cache.find(digest)
+                page = [] if content is None else self.pool.allocate(1) or []
+                if not page or content is None:
+                    return
+                self.host_cache.page_in(page[0], content)
+                self.pool.publish(digest, page[0])
+                self.host_cached_tokens += self.config.page_size
+            pages += page
 
     def _missing_pages(self, sequence: Sequence) -> int:
         """Pages that its known tokens will still take."""
@@ -231,6 +257,8 @@ class Scheduler:
         """Weights changed: nothing cached is found again. Running sequences must be preempted or marked."""
         self.weight_version = version
         self.pool.forget_contents()
+        if self.host_cache is not None:
+            self.host_cache.clear()
         self._being_computed.clear()
         for sequence in (*self.waiting, *self.running):
             sequence.digests, sequence.published = [], 0

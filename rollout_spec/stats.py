@@ -28,6 +28,10 @@ class EngineStats:
     """Prompt tokens (and, after a preemption, output tokens) run through the model."""
     prompt_tokens_cached: int = 0
     """Those taken from the prefix cache instead."""
+    prompt_tokens_from_host: int = 0
+    """Those of the cached ones whose pages had to come back from host memory."""
+    host_cache_bytes: int = 0
+    """What the host keeps of the prefix cache."""
     steps: int = 0
     steps_with_drafts: int = 0
     steps_without_drafts: Counter[str] = field(default_factory=Counter)

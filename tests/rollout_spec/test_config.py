@@ -23,6 +23,7 @@ ENGINE_FAULTS: dict[str, list[Any]] = {
     "prefix_cache": [1, None, "yes"],
     "draft": [None, "trie", {"kind": "trie"}],
     "seed": [None, *NOT_COUNTS],
+    "host_cache_bytes": [None, *NOT_COUNTS],
     "kernel": ["mosaic", None, 1],
     "weight_dtype": ["int4", "bfloat16", 8],
     "cache_dtype": ["int4", "bfloat16", 8],

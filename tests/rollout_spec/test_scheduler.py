@@ -10,6 +10,7 @@ import pytest
 
 from rollout_spec import DraftConfig, EngineConfig
 from rollout_spec.batch import StepEntry
+from rollout_spec.host_cache import PageContent
 from rollout_spec.requests import Sequence
 from rollout_spec.scheduler import Scheduler
 from rollout_spec.shapes import step_shapes
@@ -61,6 +62,7 @@ class Simulation:
         self.scheduler.admit()
         entries = self.scheduler.plan()
         self._check_limits(entries)
+        self._move_pages()
         planned = [Planned(entry.sequence, entry.count, entry.samples, entry.scored) for entry in entries]
         accepted = [self._compute(entry) for entry in entries]
         for entry, nodes in zip(entries, accepted, strict=True):
@@ -87,6 +89,20 @@ class Simulation:
         assert all(0 <= sequence.slot < self.config.max_seqs for sequence in running)
         assert all(sequence.slot == -1 and not sequence.pages for sequence in self.scheduler.waiting)
 
+    def _move_pages(self) -> None:
+        if self.scheduler.host_cache is not None:
+            self.scheduler.host_cache.carry_out(self)
+            assert self.scheduler.host_cache.bytes <= self.config.host_cache_bytes
+
+    def read_pages(self, pages: list[int]) -> list[PageContent]:
+        size = self.config.page_size
+        return [(self.slots[page * size : (page + 1) * size].copy(),) for page in pages]
+
+    def write_pages(self, pages: list[int], contents: list[PageContent]) -> None:
+        size = self.config.page_size
+        for page, (content,) in zip(pages, contents, strict=True):
+            self.slots[page * size : (page + 1) * size] = content
+
     def _places(self, sequence: Sequence, start: int, end: int) -> list[int]:
         size = self.config.page_size
         return [sequence.pages[at // size] * size + at % size for at in range(start, end)]
@@ -108,6 +124,7 @@ class Simulation:
         nodes = self.draft_nodes if entry.samples and entry.count == 1 else 0
         running = list(self.scheduler.running)
         fitting = self.scheduler.pages_for_draft(sequence, nodes)
+        self._move_pages()
         assert self.scheduler.running == running, "drafts push nobody out"
         assert 0 <= fitting <= nodes
         drafts = self._places(sequence, end, end + fitting)
@@ -150,11 +167,11 @@ def numbers(sequences: SequenceOf[Sequence], of: SequenceOf[Sequence]) -> list[i
 
 
 @pytest.mark.parametrize("window", [None, 1, 7])
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("prefix_cache", [True, False, "host"])
 @pytest.mark.parametrize("draft_nodes", [0, 5])
 @pytest.mark.parametrize("seed", range(10))
 def test_random_traffic_is_finished_within_limits_and_only_on_its_own_cache(
-    seed: int, draft_nodes: int, prefix_cache: bool, window: int | None
+    seed: int, draft_nodes: int, prefix_cache: bool | str, window: int | None
 ) -> None:
     rng = np.random.default_rng(seed)
     longest = 40
@@ -166,7 +183,8 @@ def test_random_traffic_is_finished_within_limits_and_only_on_its_own_cache(
         window=window,
         max_seqs=int(rng.integers(1, 6)),
         max_batch_tokens=int(rng.integers(6, 30)),
-        prefix_cache=prefix_cache,
+        prefix_cache=bool(prefix_cache),
+        host_cache_bytes=int(rng.choice([64, 500, 10_000])) if prefix_cache == "host" else 0,
     )
     prompts: list[list[int]] = []
     for _ in range(30):
@@ -382,3 +400,22 @@ def test_a_sequence_much_longer_than_the_cache_runs_within_its_window(window: in
     simulation.submit(*new_sequences(random_tokens(rng, 90), max_tokens=200, n=2))
     simulation.run(4000)
     assert [sequence.length for sequence in simulation.ended] == [290, 290]
+
+
+def test_a_prefix_that_was_pushed_out_comes_back_from_host_memory_until_weights_change() -> None:
+    rng = np.random.default_rng(0)
+    simulation = Simulation(8, max_seqs=1, max_batch_tokens=8, host_cache_bytes=100_000)
+    prompts = [random_tokens(rng, 21) for _ in range(4)]
+    for prompt in prompts:
+        simulation.submit(*new_sequences(prompt, max_tokens=2, n=1))
+        simulation.run(50)
+    assert simulation.scheduler.host_cached_tokens == 0
+    before = simulation.computed
+    simulation.submit(*new_sequences(prompts[0], max_tokens=2, n=1))
+    simulation.run(50)
+    assert simulation.scheduler.host_cached_tokens == 20
+    assert simulation.computed - before == 2, "a token of the prompt and one of the output"
+    simulation.scheduler.new_version(1)
+    simulation.submit(*new_sequences(prompts[0], max_tokens=2, n=1))
+    simulation.run(50)
+    assert simulation.scheduler.host_cached_tokens == 20
