@@ -80,9 +80,12 @@ class Language:
                 place += 1
             elif token >= _FIRST_REFRAIN:
                 refrain, place, letters = token - _FIRST_REFRAIN, 0, []
-            else:
+            elif token < LETTERS:
                 refrain = place = None
                 letters.append(token)
+            else:  # a policy that isn't trained says what the language never does; the chain begins anew
+                refrain = place = None
+                letters = []
         if refrain is not None and place is not None and place + 1 < REFRAIN_LENGTH:
             probs[self.refrains[refrain, place + 1]] = 1.0
             return probs
