@@ -103,7 +103,9 @@ class Executor:
             self._calibrate = calibration(
                 model_config, self.look_ahead is not None, self.cache_dtype, self._elsewhere, mesh_layout
             )
-        self._scales_are_due = False
+        self._scales: NDArray[np.float32] | None = None
+        """Of an 8-bit cache, on the host too: the state that holds them may be freed or lost."""
+        self._scales_are_due = scaled
         self._run_before: set[StepShape] = set()
         self._state: StepState | None = self._new_state()
 
@@ -188,7 +190,8 @@ class Executor:
             look_ahead=self.look_ahead,
             cache_dtype=self.cache_dtype,
         )
-        self._scales_are_due = self._calibrate is not None
+        if self._scales is not None:  # what the host keeps of the cache was stored by them
+            state = dataclasses.replace(state, cache_scales=jnp.asarray(self._scales))
         return jax.device_put(state, self._state_sharding)
 
     @property
@@ -228,6 +231,7 @@ class Executor:
         assert self._calibrate is not None
         scales = self._calibrate(self.params)
         self._state = dataclasses.replace(self.state, cache_scales=scales)
+        self._scales = np.array(scales)
         self._scales_are_due = False
 
     def write_tables(self, sequence: Sequence) -> None:
