@@ -8,7 +8,7 @@
 #   make test-latest   the tests again with Python 3.12 and the newest jax that pyproject.toml admits
 #   make test-tpu      compiles the kernels for five TPU chips, which needs none of them (CHIPS=v5e,v6e for fewer)
 #   make test-torch    the tests that compare live with torch and transformers
-#   make test-trl      the example that trains with TRL, and the adapter's tests
+#   make test-trl      the example that trains with TRL, and the adapter's tests; make test-tunix the same for Tunix
 # PYTHON=/path/to/python picks an interpreter, ARGS="..." goes to the program that a target runs.
 
 VENV ?= .venv
@@ -29,7 +29,7 @@ TRANSFORMERS = transformers>=5,<6 accelerate>=1,<2
 # Whatever environment the caller has activated, ours are used.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test lint format bench rivals test-latest test-torch test-tpu test-trl clean
+.PHONY: help demo test lint format bench rivals test-latest test-torch test-tpu test-trl test-tunix clean
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -37,7 +37,7 @@ demo: $(VENV)/.installed-demo
 	$(VENV)/bin/python -m examples.grpo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not torch and not trl" $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not torch and not trl and not tunix" $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m ruff check .
@@ -57,7 +57,7 @@ rivals: $(VENV_TORCH)/.installed-torch $(VENV_TUNIX)/.installed-tunix
 
 test-latest: $(VENV_LATEST)/.installed-latest
 	$(VENV_LATEST)/bin/python -c "import sys, jax; print('Python', sys.version.split()[0], 'with jax', jax.__version__)"
-	$(VENV_LATEST)/bin/python -m pytest -n $(WORKERS) -m "not torch and not trl" $(ARGS)
+	$(VENV_LATEST)/bin/python -m pytest -n $(WORKERS) -m "not torch and not trl and not tunix" $(ARGS)
 
 test-torch: $(VENV_TORCH)/.installed-torch
 	$(VENV_TORCH)/bin/python -m pytest -n $(WORKERS) -m torch $(ARGS)
@@ -68,6 +68,10 @@ test-tpu: $(VENV_TPU)/.installed-tpu
 
 test-trl: $(VENV_TRL)/.installed-trl
 	$(VENV_TRL)/bin/python -m pytest -q -m trl tests/integrations/test_trl.py $(ARGS)
+
+test-tunix: $(VENV_TUNIX)/.installed-tunix
+	$(VENV_TUNIX)/bin/python -m pip install -q "pytest>=8,<10" "scipy>=1.13,<2"
+	$(VENV_TUNIX)/bin/python -m pytest -q -m tunix tests/integrations/test_tunix.py $(ARGS)
 
 # A stamp is newer than pyproject.toml once its environment holds what that file lists.
 $(VENV)/.installed-demo: pyproject.toml

@@ -13,7 +13,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 # Import name -> distribution name, where they differ.
-DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "google": "protobuf"}
+DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "google": "protobuf", "tunix": "google-tunix"}
 OUR_OWN = {"rollout_spec", "kernels", "integrations", "examples", "benchmarks", "tests"}
 
 
@@ -52,11 +52,15 @@ def third_party_imports(folder: str) -> dict[str, str]:
     ("folder", "allowed"),
     [
         ("rollout_spec", names(PROJECT["dependencies"]) | extras("ray", "server")),
-        ("integrations", names(PROJECT["dependencies"]) | extras("server")),
+        ("integrations", names(PROJECT["dependencies"]) | extras("server", "tunix")),
         ("kernels", names(PROJECT["dependencies"])),
-        ("examples", names(PROJECT["dependencies"]) | extras("demo", "trl", "compare")),
+        ("examples", names(PROJECT["dependencies"]) | extras("demo", "trl", "tunix", "compare")),
         ("benchmarks", names(PROJECT["dependencies"]) | extras("demo", "ray", "compare")),
-        ("tests", names(PROJECT["dependencies"]) | extras("dev", "demo", "ray", "server", "trl", "compare")),
+        (
+            "tests",
+            names(PROJECT["dependencies"])
+            | extras("dev", "demo", "ray", "server", "trl", "tunix", "compare"),
+        ),
     ],
 )
 def test_imports_are_declared(folder: str, allowed: set[str]) -> None:
