@@ -152,8 +152,7 @@ class EngineCore:
         self.scheduler.new_version(version)
         if self.drafter is not None:
             try:
-                self.planner.catch_up()
-                self.drafter.new_version(version)
+                self.planner.new_version(version)
             except Exception:  # the weights are swapped; a drafter that goes on as before costs speed only
                 _log.exception("the drafter failed to take note of version %r", version)
 

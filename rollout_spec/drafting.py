@@ -94,6 +94,13 @@ class DraftPlanner:
         self.drafter.start(key, prompt, group_id=group_id)
         self._trust[key] = Trust()
 
+    def new_version(self, version: int) -> None:
+        """The policy's weights were replaced."""
+        assert self.drafter is not None
+        self.catch_up()
+        self._watch.new_version(version)
+        self.drafter.new_version(version)
+
     def learn(self, keys: Sequence[Hashable], tokens: Sequence[NDArray[np.int32]]) -> None:
         """The next tokens of some sequences are known. The trie gets them when it is asked next, see `catch_up`."""
         if self.heads is not None:

@@ -123,8 +123,7 @@ def _play(layout: MeshLayout, where: Slice, workload: Workload, slots: int, draf
             core.weight_version += 1
             core.scheduler.new_version(core.weight_version)
             if core.drafter is not None:
-                core.planner.catch_up()
-                core.drafter.new_version(core.weight_version)
+                core.planner.new_version(core.weight_version)
         played = _play_epoch(core, device, intake, workload.epoch(number, "group"), slots)
     return played
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 _KEPT_USUAL = 0.999  # of what was counted before, from a step to the next
 _KEPT_RECENT = 0.97
 _ENOUGH_USUAL, _ENOUGH_RECENT = 200.0, 25.0  # draft tokens expected to be accepted, before anything is said
+_LONG_AFTER = 200  # steps with drafts after an update, in which it is named as a cause
 _COLLAPSED, _RECOVERED = 0.4, 0.8  # of what is usual
 
 
@@ -39,10 +40,18 @@ class AcceptanceWatch:
     def __init__(self) -> None:
         self._usual, self._recent = _Count(_KEPT_USUAL), _Count(_KEPT_RECENT)
         self._collapsed = False
+        self._version = self._version_before = 0
+        self._noted = _LONG_AFTER  # steps since the last update
+
+    def new_version(self, version: int) -> None:
+        """The policy's weights were replaced; a collapse is told with the versions before and after."""
+        self._version_before, self._version = self._version, version
+        self._noted = 0
 
     def note(self, drafted: int, expected: float, accepted: int) -> str | None:
         """A step verified so many draft nodes. A text with numbers if acceptance has just collapsed."""
         usual, recent = self._usual, self._recent
+        self._noted += 1
         recent.add(drafted, expected, accepted)
         known = usual.expected >= _ENOUGH_USUAL and recent.expected >= _ENOUGH_RECENT
         if self._collapsed:
@@ -52,7 +61,16 @@ class AcceptanceWatch:
             return (
                 f"drafts are accepted far less often than before: {recent.share:.0%} of the last draft nodes, "
                 f"where {recent.expected / recent.drafted:.0%} were expected; before it was {usual.share:.0%}"
+                + self._since()
             )
         if not self._collapsed:
             usual.add(drafted, expected, accepted)
         return None
+
+    def _since(self) -> str:
+        if self._noted > _LONG_AFTER:
+            return ""
+        return (
+            f" under weights of version {self._version_before}, and they are of version {self._version} now; heads "
+            "that were not in the update are a usual cause"
+        )

@@ -41,3 +41,13 @@ def test_a_drafter_that_expects_as_little_as_comes_did_not_collapse() -> None:
     watch, rng = AcceptanceWatch(), np.random.default_rng(0)
     run(watch, rng, 300, 0.6, 0.6)
     assert run(watch, rng, 300, 0.1, 0.1) == []
+
+
+def test_a_collapse_behind_an_update_names_both_versions() -> None:
+    watch, rng = AcceptanceWatch(), np.random.default_rng(0)
+    watch.new_version(4)
+    run(watch, rng, 300, 0.6, 0.6)
+    watch.new_version(5)
+    (warning,) = run(watch, rng, 100, 0.05, 0.6)
+    assert "under weights of version 4, and they are of version 5 now" in warning
+    assert "heads" in warning
