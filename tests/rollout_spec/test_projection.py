@@ -45,7 +45,8 @@ def rollouts(*, epochs: int, prompts: int, samples: int, length: int, repeats: b
 
 
 def projected(layout: MeshLayout, workload: Workload, *slots: int) -> list[Projected]:
-    return list(project(layout, WHERE, workload, slots, DraftConfig(max_nodes=7)))
+    # Without the gate: beside steps of a tiny model the host takes for ever, and the budget would draft nothing.
+    return list(project(layout, WHERE, workload, slots, DraftConfig(max_nodes=7, gate=False)))
 
 
 def test_a_plain_sequence_takes_the_roofline_of_each_of_its_steps(layout: MeshLayout) -> None:
