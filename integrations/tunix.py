@@ -25,6 +25,7 @@ from rollout_spec.integrations.versions import check
 from rollout_spec import EngineConfig, RolloutEngine, SamplingParams
 from rollout_spec.errors import ConfigError
 from rollout_spec.models import ModelConfig, Params, RopeConfig, apply
+from rollout_spec.sampling import derive_seed
 
 TESTED = ("0.1.7", "0.1.8")
 """From, and below."""
@@ -78,7 +79,9 @@ class RolloutSpecRollout(base_rollout.BaseRollout):
             tokens.append(completion.token_ids[:count])
             whole = completion.sampled_logprobs + np.log(completion.kept_mass)
             logprobs.append(whole[:count].astype(np.float32))
-        width = max(rollout_config.max_prompt_length, *map(len, ids))
+        width, longest = rollout_config.max_prompt_length, max(map(len, ids))
+        if longest > width:  # as Tunix's sampler does
+            width = 1 << (longest - 1).bit_length()
         padded = np.full((len(ids), width), self.pad_id(), np.int32)
         for row, prompt in enumerate(ids):
             padded[row, width - len(prompt) :] = prompt
@@ -142,7 +145,10 @@ class RolloutSpecRollout(base_rollout.BaseRollout):
     def _sampling(self, config: Any, index: int) -> SamplingParams:
         seed = config.seed
         if seed is not None:
-            seed = int(np.asarray(jax.random.key_data(seed) if _is_key(seed) else seed).ravel()[-1]) + index
+            words = np.asarray(jax.random.key_data(seed) if _is_key(seed) else seed).ravel()
+            seed = derive_seed(
+                int(words[-1]), index
+            )  # hashed: seed + index would repeat in a run that counts its seed
         return SamplingParams(
             temperature=float(config.temperature),
             top_p=1.0 if config.top_p is None else float(config.top_p),
