@@ -34,7 +34,7 @@ GOALS = {1: 2.5, 8: 2.0, 16: 1.5}
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """problems: by slots. max_nodes: of the speculative engine. warm_up: compile all sizes of step beforehand."""
+    """problems: by slots. max_nodes, gate: of the speculative engine. warm_up: compile all sizes of step beforehand."""
 
     slots: tuple[int, ...] = (1, 8, 16)
     problems: tuple[tuple[int, int], ...] = ((1, 8), (8, 16), (16, 32))
@@ -42,12 +42,15 @@ class Settings:
     epochs: int = 4
     samples: int = 8
     max_nodes: int = 32
+    gate: bool = True
     warm_up: bool = True
 
 
 FULL = Settings()
 QUICK = Settings(problems=((1, 4), (8, 8), (16, 16)), rounds=1, epochs=3)
-SMOKE = Settings(slots=(2,), problems=((2, 1),), rounds=1, epochs=2, samples=2, max_nodes=4, warm_up=False)
+SMOKE = Settings(
+    slots=(2,), problems=((2, 1),), rounds=1, epochs=2, samples=2, max_nodes=4, gate=False, warm_up=False
+)
 
 Played = dict[str, list[list[Play]]]
 """By subject, epoch and round."""
@@ -58,7 +61,10 @@ def measure(settings: Settings, bench: Bench, save: Callable[[str, dict[str, Any
     for slots in settings.slots:
         tasks = problems(dict(settings.problems).get(slots, slots), PROBLEMS_SEED)
         policy = reasoner(tasks)
-        drafts = {"plain": PLAIN, "speculative": DraftConfig(max_nodes=settings.max_nodes)}
+        drafts = {
+            "plain": PLAIN,
+            "speculative": DraftConfig(max_nodes=settings.max_nodes, gate=settings.gate),
+        }
         pair = {
             name: bench.subject(slots, draft, policy=policy, warm_up=settings.warm_up)
             for name, draft in drafts.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 
@@ -16,6 +17,12 @@ _ROOT = Path(__file__).resolve().parent.parent
 jax.config.update("jax_compilation_cache_dir", str(_ROOT / ".cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+# The same examples in every run, so that a failure is the change's; `--hypothesis-profile=explore` looks for others.
+hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.register_profile("explore", print_blob=True)
+hypothesis.settings.load_profile("fixed")
 
 
 _MAPPINGS = Path("/proc/self/maps")

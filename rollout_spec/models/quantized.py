@@ -82,8 +82,9 @@ def quantize(kernel: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     wide = kernel.astype(jnp.float32)
     reach = jnp.max(jnp.abs(wide), axis=-2)
     # Channels so small that their scale would lose bits, or be 0, count as zeros.
-    scale = jnp.where(reach > jnp.finfo(jnp.float32).tiny * largest(dtype), reach / largest(dtype), 1.0)
-    scale = _rounded_down(scale)
+    # Multiplied by the reciprocal: XLA's own divisions by a constant are not rounded alike everywhere.
+    share = reach * np.float32(1 / largest(dtype))
+    scale = _rounded_down(jnp.where(reach > jnp.finfo(jnp.float32).tiny * largest(dtype), share, 1.0))
     scaled = wide / scale[..., None, :]
     if jnp.issubdtype(dtype, jnp.integer):
         scaled = jnp.round(scaled)

@@ -1,7 +1,7 @@
 """Weights as 8 bits hold them, in numpy float64, from the definition: a scale for each output channel.
 
-A channel's scale is its largest number over the largest of the type, in float32 and cut to 17 bits; numbers are divided
-by it, rounded to the type's nearest, and multiplied by it again.
+A channel's scale is its largest number times the reciprocal of the type's largest, in float32 and cut to 17 bits;
+numbers are divided by it, rounded to the type's nearest, and multiplied by it again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def plain_quantized(matrix: npt.NDArray[np.float32], name: str) -> npt.NDArray[n
     """What is left of a matrix float32[out, in] in the type of that name, float64[out, in]."""
     kind, largest = _TYPES[name]
     reach = np.abs(matrix).max(axis=1, keepdims=True)
-    exact = (reach / np.float32(largest)).astype(np.float64)
+    exact = (reach * np.float32(1 / largest)).astype(np.float64)
     fraction, exponent = np.frexp(np.where(exact == 0, 1.0, exact))
     scale = np.ldexp(np.floor(fraction * 2**17) / 2**17, exponent)
     scaled = (matrix / scale.astype(np.float32)).astype(np.float32)

@@ -65,7 +65,6 @@ def test_random_steps_equal_plain_attention_without_races(name: str) -> None:
     @settings(
         max_examples=8,
         deadline=None,
-        derandomize=True,
         suppress_health_check=list(HealthCheck),
         database=None,
     )

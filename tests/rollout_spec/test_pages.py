@@ -91,7 +91,7 @@ class PagePoolMachine(RuleBasedStateMachine):
 
 
 TestPagePool = PagePoolMachine.TestCase
-TestPagePool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestPagePool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_a_released_sequence_gives_up_its_end_before_its_start() -> None:

@@ -24,7 +24,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 
 
 @given(configs())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 def test_sizes_are_few_sorted_and_consistent(config: EngineConfig) -> None:
     shapes = step_shapes(config)
     assert list(shapes) == sorted(set(shapes))
@@ -38,7 +38,7 @@ def test_sizes_are_few_sorted_and_consistent(config: EngineConfig) -> None:
 
 
 @given(configs(), st.data())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 def test_whatever_the_scheduler_may_plan_fits_one(config: EngineConfig, data: st.DataObject) -> None:
     """Every running sequence with at least a token, and no more tokens and rows than the largest size has."""
     shapes = step_shapes(config)
@@ -49,7 +49,7 @@ def test_whatever_the_scheduler_may_plan_fits_one(config: EngineConfig, data: st
 
 
 @given(configs(), st.data())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 def test_plain_decoding_wastes_little(config: EngineConfig, data: st.DataObject) -> None:
     """A token for each of k sequences: at most twice as many are computed, and none too many of all."""
     sequences = data.draw(st.integers(1, config.max_seqs))
@@ -62,7 +62,7 @@ def test_plain_decoding_wastes_little(config: EngineConfig, data: st.DataObject)
 
 
 @given(configs())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 def test_one_sequence_alone_can_verify_its_largest_tree(config: EngineConfig) -> None:
     nodes = 0 if config.draft.kind == "none" else config.draft.max_nodes
     wanted = min(nodes + 1, config.max_batch_tokens)
@@ -101,7 +101,7 @@ def test_counts_of_sequences_grow_fourfold_and_end_with_the_most() -> None:
     st.lists(st.builds(StepShape, *[st.integers(1, 9)] * 3), max_size=8),
     st.tuples(*[st.integers(0, 9)] * 3),
 )
-@settings(deadline=None, derandomize=True)
+@settings(deadline=None)
 def test_smallest_fitting_is_the_least_of_all_that_fit(
     shapes: list[StepShape], wanted: tuple[int, int, int]
 ) -> None:

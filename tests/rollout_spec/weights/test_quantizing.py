@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollout_spec import RolloutEngine, SamplingParams
@@ -46,16 +46,22 @@ def tokens(engine: RolloutEngine) -> list[int]:
 
 
 @pytest.mark.parametrize("name", TYPES)
-@given(data=st.data())
+@given(seed=st.integers(0, 2**32 - 1), empty=st.integers(0, 9))
+@example(seed=1938973, empty=0)  # its largest over 448 is rounded by XLA as numpy does not
 @settings(max_examples=60, deadline=None)
-def test_kernels_are_rounded_to_the_nearest_that_their_channel_holds(name: str, data: st.DataObject) -> None:
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+def test_kernels_are_rounded_to_the_nearest_that_their_channel_holds(
+    name: str, seed: int, empty: int
+) -> None:
+    rng = np.random.default_rng(seed)
     kernel = rng.standard_normal((7, 5)).astype(np.float32)
     kernel *= np.float32(10.0) ** rng.integers(-20, 20, 5).astype(np.float32)
-    kernel[:, data.draw(st.integers(0, 4))] *= data.draw(st.sampled_from([0.0, 1.0]))
+    kernel[:, empty : empty + 1] = 0.0
     stored = QuantizedArray(*quantize(jnp.asarray(kernel), TYPES[name]), jnp.zeros(2, jnp.uint32))
     found = np.asarray(dense(stored, np.float32))
-    np.testing.assert_array_equal(found, plain_quantized(kernel.T, name).T)
+    expected = plain_quantized(kernel.T, name).T
+    # Of two that are as near, either may be taken: the devices' divisions are not rounded alike.
+    assert (np.abs(found - kernel.astype(np.float64)) <= np.abs(expected - kernel) * (1 + 1e-5)).all()
+    assert np.mean(found != expected) < 0.1
     worst = np.abs(kernel).max(axis=0) * (0.5001 / 127 if name == "int8" else 0.0626)
     assert (np.abs(found - kernel) <= worst).all()
     again, scale = quantize(jnp.asarray(found), TYPES[name])
