@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from rollout_spec.kernels import kv_pages_shape, latent_pages_shape, mla_tree_attention, move_cached_tokens
+from rollout_spec.kernels.sampling import SampleRows, SamplingTables, SequenceSampling, tree_sample
 from rollout_spec.kernels.tree_attention import tree_paged_attention
 
 Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -86,6 +87,36 @@ def compaction(*, entries: int = 128, dtype: Any = jnp.bfloat16) -> Case:
     return call, (pages, places, places, array((entries, 40), jnp.int32)), {"donate_argnums": 0}
 
 
+def sampling(*, rows: int = 128, vocabulary: int = 151_936) -> Case:
+    """Sampling at the nodes of 16 trees of 8, with whatever parameters."""
+    array = jax.ShapeDtypeStruct
+    row, sequence = array((rows,), jnp.int32), array((SEQUENCES,), jnp.float32)
+    count = array((SEQUENCES,), jnp.int32)
+    arguments = (
+        array((rows, vocabulary), jnp.float32),
+        SampleRows(row, row, row, row, row),
+        SequenceSampling(
+            slots=count,
+            seeds=array((SEQUENCES, 2), jnp.uint32),
+            temperature=sequence,
+            top_k=count,
+            top_p=sequence,
+            min_p=sequence,
+            repetition_penalty=sequence,
+            presence_penalty=sequence,
+            frequency_penalty=sequence,
+            stop_from_position=count,
+            uses_tables=array((SEQUENCES,), jnp.bool_),
+        ),
+        SamplingTables(
+            array((SEQUENCES, vocabulary), jnp.int32),
+            array((SEQUENCES, vocabulary), jnp.uint8),
+            array((SEQUENCES, vocabulary), jnp.float32),
+        ),
+    )
+    return functools.partial(tree_sample, backend="pallas"), arguments, {}
+
+
 _llama = functools.partial(attention, num_heads=32, num_kv_heads=8, head_dim=128)
 _gemma = functools.partial(attention, num_heads=8, num_kv_heads=4, head_dim=256)
 
@@ -108,6 +139,8 @@ MODELS: dict[str, Callable[[], Case]] = {
     "DeepSeek-V3, single tokens": lambda: latent_attention(tokens=1, num_heads=16),
     "moves": lambda: compaction(),
     "moves, int8": lambda: compaction(dtype=jnp.int8),
+    "sampling, 152k": lambda: sampling(),
+    "sampling, 256k": lambda: sampling(vocabulary=262_144),
     "int8 cache": lambda: _llama(tokens=8, cache_dtype=jnp.int8, page_size=32, k_scale=0.1, v_scale=0.1),
     "fp8 cache": lambda: _llama(tokens=8, cache_dtype=jnp.float8_e4m3fn, k_scale=0.1, v_scale=0.1),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from rollout_spec.errors import KernelLimitError
+from rollout_spec.kernels.backend import resolve_backend
 
 from .inputs import (
     SEEN_IN_PROMPT,
@@ -49,10 +49,15 @@ def tree_sample(
         sequences: the sampling parameters of the S sequences that rows refer to.
         tables: counts, flags and biases by slot, read only for sequences with `uses_tables`.
         block_size: tokens in a block of the two-level sampler; another size gives other tokens.
-        backend: "auto" or "reference": there is no Pallas kernel of it in this version.
+        backend: "auto" (Pallas for a TPU), "pallas" or "reference".
+
+    Raises:
+        KernelLimitError: before anything is compiled, where the kernel doesn't support a size.
     """
-    if backend == "pallas":
-        raise KernelLimitError("tree_sample has no Pallas kernel in this version; use backend='auto'")
-    if backend not in ("auto", "reference"):
-        raise ValueError(f"backend must be 'auto' or 'reference'; got {backend!r}")
+    if resolve_backend(backend) == "pallas":
+        from .on_tpu import tree_sample_pallas
+        from .pallas import check_limits
+
+        check_limits(logits.shape[1], block_size)
+        return tree_sample_pallas(logits, rows, sequences, tables)
     return tree_sample_reference(logits, rows, sequences, tables, block_size=block_size)

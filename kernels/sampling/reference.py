@@ -48,11 +48,11 @@ def tree_sample_reference(
         lambda: jnp.zeros((count, count), jnp.bool_),
     )
 
-    def sample(logits: jax.Array, rows_here: SampleRows, on_path: jax.Array) -> _RowSample:
+    def sample(logits: jax.Array, rows_here: SampleRows, on_path: jax.Array) -> RowSample:
         per_row = jax.tree.map(lambda field: field[rows_here.sequences], sequences)
         return _sample_rows(logits, rows_here, per_row, tables, on_path, rows.token_ids, block_size)
 
-    found = _in_chunks(sample, (logits, rows, on_path))
+    found = in_chunks(sample, (logits, rows, on_path))
     foretold = found.tokens[jnp.maximum(rows.parents, 0)] == rows.token_ids
     return TreeSample(
         tokens=found.tokens,
@@ -60,11 +60,11 @@ def tree_sample_reference(
         sampled_logprobs=found.sampled_logprobs,
         kept_mass=found.kept_mass,
         target_logprobs=found.target_logprobs,
-        accepted=_holds_on_path(foretold, rows.parents),
+        accepted=holds_on_path(foretold, rows.parents),
     )
 
 
-class _RowSample(NamedTuple):
+class RowSample(NamedTuple):
     tokens: jax.Array
     logprobs: jax.Array
     sampled_logprobs: jax.Array
@@ -72,7 +72,7 @@ class _RowSample(NamedTuple):
     target_logprobs: jax.Array
 
 
-def _in_chunks(function: Callable[..., _RowSample], arguments: tuple) -> _RowSample:
+def in_chunks(function: Callable[..., RowSample], arguments: tuple) -> RowSample:
     """function(*arguments), some rows at a time; the first argument is the logits, [R, V].
 
     Temporaries of all rows at once (several times [R, V]) would outgrow what the C allocator keeps, and be
@@ -102,16 +102,16 @@ def _sample_rows(
     on_path: jax.Array,
     node_tokens: jax.Array,
     block_size: int,
-) -> _RowSample:
+) -> RowSample:
     """The sampler for some rows of a step; on_path bool[rows, R] and node_tokens int32[R] name their paths."""
     greedy = per_row.temperature == 0.0
     processed = jax.lax.cond(
         jnp.any(per_row.uses_tables),
-        lambda: _apply_tables(logits, rows, per_row, tables, on_path, node_tokens),
+        lambda: apply_tables(logits, rows, per_row, tables, on_path, node_tokens),
         lambda: logits,
     )
     scaled = processed / jnp.where(greedy, 1.0, per_row.temperature)[:, None]
-    whole_lse = _logsumexp(scaled)
+    whole_lse = logsumexp(scaled)
 
     filtering = ~greedy & ((per_row.top_k > 0) | (per_row.top_p < 1.0) | (per_row.min_p > 0.0))
 
@@ -123,13 +123,13 @@ def _sample_rows(
 
     tokens, final_lse = _gumbel_max(final, greedy, per_row.seeds, rows.positions, block_size)
     unchanged = ~jnp.any(per_row.uses_tables) & jnp.all(greedy | (per_row.temperature == 1.0))
-    raw_lse = jax.lax.cond(unchanged, lambda: whole_lse, lambda: _logsumexp(logits))
-    return _RowSample(
+    raw_lse = jax.lax.cond(unchanged, lambda: whole_lse, lambda: logsumexp(logits))
+    return RowSample(
         tokens=tokens,
-        logprobs=_take(logits, tokens) - raw_lse,
-        sampled_logprobs=jnp.where(greedy, 0.0, _take(final, tokens) - final_lse),
+        logprobs=take(logits, tokens) - raw_lse,
+        sampled_logprobs=jnp.where(greedy, 0.0, take(final, tokens) - final_lse),
         kept_mass=jnp.where(filtering, jnp.exp(jnp.minimum(final_lse - whole_lse, 0.0)), 1.0),
-        target_logprobs=_take(logits, rows.targets) - raw_lse,
+        target_logprobs=take(logits, rows.targets) - raw_lse,
     )
 
 
@@ -150,7 +150,7 @@ def drafted_ancestors(parents: jax.Array) -> jax.Array:
     return reach
 
 
-def _holds_on_path(holds: jax.Array, parents: jax.Array) -> jax.Array:
+def holds_on_path(holds: jax.Array, parents: jax.Array) -> jax.Array:
     """bool[R]: whether `holds`, bool[R], is true of a row and all its ancestors that are draft nodes."""
     holds, jump = holds | (parents < 0), parents
     for _ in range(_doublings(parents.shape[0])):
@@ -166,16 +166,16 @@ def _doublings(rows: int) -> int:
     return max(1, min(rows, 64) - 1).bit_length()
 
 
-def _take(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+def take(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
 
 
-def _logsumexp(logits: jax.Array) -> jax.Array:
+def logsumexp(logits: jax.Array) -> jax.Array:
     largest = jnp.max(logits, axis=-1, keepdims=True)
     return largest[:, 0] + jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1))
 
 
-def _apply_tables(
+def apply_tables(
     logits: jax.Array,
     rows: SampleRows,
     per_row: SequenceSampling,
@@ -222,7 +222,7 @@ def _gumbel_max(
     token_ids = winner[:, None] * block_size + jnp.arange(block_size, dtype=jnp.int32)
     token_noise = jnp.where(greedy[:, None], 0.0, gumbel(seeds, positions, TOKEN_LEVEL, token_ids))
     tokens = winner * block_size + jnp.argmax(inside + token_noise, axis=-1).astype(jnp.int32)
-    return tokens, _logsumexp(block_lse)
+    return tokens, logsumexp(block_lse)
 
 
 def count_outputs(
