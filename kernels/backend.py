@@ -27,6 +27,12 @@ def interpret_mode() -> Any:
     return pltpu.InterpretParams()
 
 
+def device_kind() -> str:
+    """Of the device that is traced for, in small letters, as in "tpu v4" and "cpu"."""
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    return (described or jax.devices()[0]).device_kind.lower()
+
+
 def _platform() -> str:
     """What is traced for: the mesh in force may describe a TPU that isn't there, to compile for it."""
     described = jax.sharding.get_abstract_mesh().abstract_device

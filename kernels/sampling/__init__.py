@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-
 from rollout_spec.kernels.backend import resolve_backend
 
 from .inputs import (
@@ -49,15 +48,17 @@ def tree_sample(
         sequences: the sampling parameters of the S sequences that rows refer to.
         tables: counts, flags and biases by slot, read only for sequences with `uses_tables`.
         block_size: tokens in a block of the two-level sampler; another size gives other tokens.
-        backend: "auto" (Pallas for a TPU), "pallas" or "reference".
+        backend: "auto" (Pallas for a TPU, where the vocabulary fits its vector memory), "pallas" or "reference".
 
     Raises:
         KernelLimitError: before anything is compiled, where the kernel doesn't support a size.
     """
     if resolve_backend(backend) == "pallas":
         from .on_tpu import tree_sample_pallas
-        from .pallas import check_limits
+        from .pallas import check_limits, most_tokens
 
+        if backend == "auto" and logits.shape[1] > most_tokens():
+            return tree_sample_reference(logits, rows, sequences, tables, block_size=block_size)
         check_limits(logits.shape[1], block_size)
         return tree_sample_pallas(logits, rows, sequences, tables)
     return tree_sample_reference(logits, rows, sequences, tables, block_size=block_size)

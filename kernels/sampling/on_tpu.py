@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-
 from rollout_spec.kernels.backend import interpret_mode
 
 from .inputs import SampleRows, SamplingTables, SequenceSampling, TreeSample

@@ -1,9 +1,9 @@
 """The sampler on TPU: eight rows of logits are read into vector memory once, and everything is computed from there.
 
-Sums, the thresholds of top-k and top-p (bisection over the bits of the numbers, as in `filters.py`), the two levels of the
-sampler and its noise are passes over vector memory; what leaves the kernel is a handful of numbers a row. A row's blocks of
-256 tokens are two registers each; block sums of 128 blocks lie side by side in one register, so that noise is computed for
-all of them at once.
+Sums, the thresholds of top-k and top-p (bisection over the bits of the numbers, as in `filters.py`), the two levels of
+the sampler and its noise are passes over vector memory; what leaves the kernel is a handful of numbers a row. Blocks of
+256 tokens are two registers each; the sums of 128 blocks lie side by side in one register, so that noise is computed
+for all of them at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from rollout_spec.kernels.backend import device_kind
 
 from rollout_spec.errors import KernelLimitError
 
@@ -24,13 +25,12 @@ from .noise import BLOCK_LEVEL, TOKEN_LEVEL, threefry2x32
 
 BLOCK = 256
 """Tokens of a block of the sampler that the kernel supports."""
-MOST_TOKENS = 1 << 18
-"""Of a vocabulary, so that eight rows fit vector memory, read and masked."""
 _ROWS, _LANES = 8, 128
 _GROUP = BLOCK * _LANES
 """Tokens whose blocks' sums share a register."""
 _EIGHT = 8 * _LANES
 _VMEM_BYTES = 48 << 20
+_VMEM_BYTES_V4 = 15 << 20
 _FLOATS, _INTEGERS = 4, 4
 
 
@@ -51,11 +51,18 @@ def check_limits(vocabulary: int, block_size: int) -> None:
             f"tree_sample's kernel has blocks of {BLOCK} tokens; got block_size={block_size}: "
             "use that, or backend='reference'"
         )
-    if vocabulary > MOST_TOKENS:
+    most = most_tokens()
+    if vocabulary > most:
         raise KernelLimitError(
-            f"tree_sample's kernel holds eight rows of at most {MOST_TOKENS:,} logits in vector memory; got "
+            f"tree_sample's kernel holds eight rows of at most {most:,} logits in vector memory here; got "
             f"{vocabulary:,}: use backend='reference'"
         )
+
+
+def most_tokens() -> int:
+    """Of a vocabulary, so that three times eight rows fit vector memory: as sampled from, as read, and the next."""
+    room = _VMEM_BYTES_V4 if device_kind().startswith("tpu v4") else _VMEM_BYTES
+    return room // (3 * _ROWS * 4) // _EIGHT * _EIGHT
 
 
 def sample_rows(
@@ -113,7 +120,15 @@ def sample_rows(
 
 
 def _kernel(
-    vocabulary: int, floats: Any, integers: Any, logits: Any, tokens: Any, sums: Any, final: Any, maxima: Any, lses: Any
+    vocabulary: int,
+    floats: Any,
+    integers: Any,
+    logits: Any,
+    tokens: Any,
+    sums: Any,
+    final: Any,
+    maxima: Any,
+    lses: Any,
 ) -> None:
     """`final` holds whole registers, a multiple of eight, -inf behind the vocabulary's end."""
     temperature, top_p, min_p = floats[:, 0:1], floats[:, 1:2], floats[:, 2:3]
@@ -356,5 +371,3 @@ def _as_float(bits: Any) -> Any:
     upper = lax.bitcast_convert_type(bits >> jnp.uint32(16), jnp.int32).astype(jnp.float32)
     lower = lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF), jnp.int32).astype(jnp.float32)
     return upper * jnp.float32(65536.0) + lower
-
-
