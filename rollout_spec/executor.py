@@ -21,7 +21,8 @@ from .draft.config import DraftConfig
 from .errors import CapacityError, ConfigError, EngineStateError
 from .host_cache import PageContent
 from .kernels.backend import resolve_backend
-from .kernels.sampling import SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
+from .kernels.sampling import BLOCK_SIZE, SEEN_IN_PROMPT, STOP_TOKEN, TreeSample
+from .kernels.sampling.limits import check_limits as check_sampling_limits
 from .kernels.tree_attention import kv_pages_shape
 from .kernels.tree_attention.limits import check_latent_limits, check_limits
 from .look_ahead import LookAhead
@@ -123,6 +124,8 @@ class Executor:
         if resolve_backend(self.config.kernel) != "pallas":
             return
         model, tokens = self.model_config, self.config.max_batch_tokens
+        if self.config.kernel == "pallas":  # "auto" samples by the reference where the kernel can't
+            check_sampling_limits(model.vocab_size, BLOCK_SIZE)
         if model.latent is not None:
             latents = cache_shape(
                 model, num_pages=self.num_pages, page_size=self.config.page_size, dtype=self.cache_dtype

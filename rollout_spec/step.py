@@ -181,7 +181,8 @@ def _step(
         return logits
 
     logits = unembed(model.norm(trunk_states[batch.row_tokens]))
-    sample = tree_sample(logits, batch.rows, batch.sequences, state.tables)
+    mesh = None if mesh_layout is None else mesh_layout.mesh
+    sample = tree_sample(logits, batch.rows, batch.sequences, state.tables, backend=backend, mesh=mesh)
     emitted = sample.accepted & batch.row_in_use
     tables = count_outputs(state.tables, batch.sequences.slots[batch.rows.sequences], sample.tokens, emitted)
     if look_ahead is None:

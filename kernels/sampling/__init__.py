@@ -13,6 +13,8 @@ from .inputs import (
     SequenceSampling,
     TreeSample,
 )
+from .limits import check_limits, most_tokens
+from .on_tpu import tree_sample_pallas
 from .reference import BLOCK_SIZE, count_outputs, tree_sample_reference
 
 __all__ = [
@@ -36,6 +38,7 @@ def tree_sample(
     *,
     block_size: int = BLOCK_SIZE,
     backend: str = "auto",
+    mesh: jax.sharding.Mesh | None = None,
 ) -> TreeSample:
     """Samples at every row, with both log-probabilities, and walks the draft trees to what is accepted.
 
@@ -49,16 +52,14 @@ def tree_sample(
         tables: counts, flags and biases by slot, read only for sequences with `uses_tables`.
         block_size: tokens in a block of the two-level sampler; another size gives other tokens.
         backend: "auto" (Pallas for a TPU, where the vocabulary fits its vector memory), "pallas" or "reference".
+        mesh: of devices that all hold the logits. With Pallas each samples its share of the rows, where rows can be
+            shared out in eights, and else all of them.
 
     Raises:
         KernelLimitError: before anything is compiled, where the kernel doesn't support a size.
     """
-    if resolve_backend(backend) == "pallas":
-        from .on_tpu import tree_sample_pallas
-        from .pallas import check_limits, most_tokens
-
-        if backend == "auto" and logits.shape[1] > most_tokens():
-            return tree_sample_reference(logits, rows, sequences, tables, block_size=block_size)
+    chosen = resolve_backend(backend)
+    if chosen == "pallas" and (backend == "pallas" or logits.shape[1] <= most_tokens()):
         check_limits(logits.shape[1], block_size)
-        return tree_sample_pallas(logits, rows, sequences, tables)
+        return tree_sample_pallas(logits, rows, sequences, tables, mesh)
     return tree_sample_reference(logits, rows, sequences, tables, block_size=block_size)
