@@ -28,8 +28,8 @@ class EngineConfig:
     prefix_cache: share pages between requests with a common prefix.
     draft: what is drafted; `DraftConfig(kind="none")` switches drafting off.
     seed: where the seeds of requests without one are drawn from.
-    kernel: "auto" (Pallas attention on TPU, the XLA reference elsewhere), "pallas" (on a CPU interpreted, for tests)
-        or "reference". What the Pallas kernel doesn't support is refused when the engine is made.
+    kernel: "auto" (Pallas kernels on TPU, the XLA reference elsewhere), "pallas" (on a CPU interpreted, for tests)
+        or "reference". What the Pallas kernels don't support is refused when the engine is made.
     host_cache_bytes: host memory for pages of the prefix cache that the device has no room for; they come back when
         their prefix is asked for. 0 keeps none.
     weight_dtype: "int8" or "fp8" (e4m3) stores projections and experts in 8 bits, quantised on the device when the

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -129,3 +133,21 @@ def test_what_the_kernel_does_not_support_is_refused_before_compiling() -> None:
         check_limits(most_tokens() + 1, BLOCK_SIZE)
     check_limits(262_208, BLOCK_SIZE)
     check_limits(100, 100)
+
+
+def test_on_a_mesh_every_device_samples_its_share() -> None:
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.mesh_sampling"],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split("\n")[:2] == ["32 equal", "5 equal"]
